@@ -77,10 +77,10 @@ class CloudModel(Protocol):
     name: str
 
     vocabulary_check: str = ""
-    """A phrase on how `check_vocabulary` compared the two vocabularies: all ids, or which."""
+    """A phrase that says how `check_vocabulary` compared the vocabularies, such as by all ids."""
 
     local: EdgeModel | None = None
-    """The loaded model, if it runs in this process and shares the edge's vocabulary, else None."""
+    """The loaded model, if it runs in this process; None for an `Adapter` around such a model."""
 
     reads_once: bool = True
     """Whether a verification is billed once, and not once for each draft token."""
@@ -116,8 +116,8 @@ class CloudModel(Protocol):
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Connect, and check that the model can serve an edge model with this `tokenizer`.
 
-        Returns `vocabulary_check`. Raises `VocabularyMismatch` if their ids differ (an adapter: if
-        it was made for another edge model), and a `CloudError` if the cloud model does not answer.
+        Returns `vocabulary_check`. Raises `VocabularyMismatch` if the model cannot, for example as
+        their ids differ, and a `CloudError` if it does not answer.
         """
         ...
 
@@ -126,7 +126,7 @@ class CloudModel(Protocol):
         ...
 
     def local_only(self, prompt: Prompt) -> bool:
-        """Whether the prompt holds a text for which the whole conversation must stay here."""
+        """Whether the prompt holds a private word that keeps the conversation on the device."""
         return False
 
     def requests(self, n: int) -> tuple[int, int]:

@@ -117,10 +117,7 @@ class Clients:
 
 
 class RemoteCloud(CloudModel):
-    """Base class of cloud models at a URL that take ids: an engine, or a gateway.
-
-    `submit` is `IoThread.submit`.
-    """
+    """Base class of cloud models at a URL that take token ids: an engine, or a gateway."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -196,8 +193,8 @@ class EngineCloud(RemoteCloud):
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Check that the engine has the ids of `tokenizer`, the edge model's.
 
-        Compares the ids of fixed strings and, if the engine detokenizes, the text of all ids.
-        Raises `VocabularyMismatch` or a `CloudError`.
+        Compares the ids of fixed strings and, if the engine detokenizes, the text of all ids (of
+        those that there is time for). Raises `VocabularyMismatch` or a `CloudError`.
         """
         check = VocabularyCheck(self.engine, lambda: self._accept(tokenizer))
         self.check_remotely(check.run(), PROBE_SECONDS + COMPARE_SECONDS, tokenizer)

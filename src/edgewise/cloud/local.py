@@ -46,7 +46,7 @@ class LocalCloud(CloudModel):
         """Slots of the model that are free: each session with the model takes one."""
         self.sessions: set[LocalSession] = set()
         self.closed = False
-        """Whether `close` was called: consults fail from then on, running ones at the next token."""
+        """Whether `close` was called: consults then fail, running ones at their next token."""
 
     def identity(self) -> str:
         return self.model.fingerprint()
