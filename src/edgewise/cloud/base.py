@@ -1,7 +1,7 @@
-"""The contract of a cloud model: sessions that are asked for tokens and answer with futures.
+"""The contract of a cloud model, which opens one session for each answer.
 
-A session gets the whole sequence each time and sends only what the other side lacks. So a rollback
-needs no call.
+Every request to a session states the whole sequence of token ids, and the session sends only those
+that the cloud's side lacks. So no call is needed when draft tokens are rolled back.
 """
 
 import logging
@@ -24,9 +24,11 @@ _log = logging.getLogger(__name__)
 
 
 class ConsultRequest(msgspec.Struct, frozen=True):
-    """`n` tokens after `ids`, the prompt and the answer so far, within `deadline` seconds.
+    """A consult: one request to the cloud model, to write tokens or to verify draft tokens.
 
-    `sent` counts every message that was handed to a connection, also of a consult that fails.
+    `ids` are the token ids of the prompt and of the answer so far. `n` is how many tokens the cloud
+    model is to write after them (words, if its vocabulary is another). `deadline` is in seconds
+    from the call. `sent` counts every message handed to a connection, even if the consult fails.
     """
 
     ids: Sequence[int]
@@ -35,9 +37,10 @@ class ConsultRequest(msgspec.Struct, frozen=True):
     sampling: Sampling = Sampling()
     sent: Outgoing = msgspec.field(default_factory=Outgoing)
     verify: int = 0
-    """So many of the last `ids` are the edge's and to be verified; `n` may be 0 then.
+    """How many of the last `ids` are the edge model's draft tokens to be verified; 0 for none.
 
-    Of a cloud that reads passages `n` tokens are then wanted in place of all of them: the answer.
+    `n` is 0 then, unless the cloud model reads passages: with `n` it replaces all of these drafts
+    by an answer of at most `n` tokens.
     """
 
 
@@ -45,66 +48,76 @@ class CloudSession(Protocol):
     """The conversation with the cloud model for one answer."""
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """The future fails with a `CloudError`, `CloudTimeout` after the request's deadline.
+        """Send a request to the cloud model; return the future of its completion.
 
-        Raises `Blocked` if the context filter lets nothing leave.
+        The future fails with a `CloudError`: with `CloudTimeout` once the request's deadline has
+        passed. Raises `Blocked` at once if the context filter forbids sending the text.
         """
         ...
 
     def prefetch(self, ids: Sequence[int], record: Recorder = Outgoing) -> Future[None] | None:
-        """Send ids ahead of a consult; None where nothing is sent. Best effort.
+        """Send ids ahead of a consult, so that their prefill is done when one comes. Best effort.
 
-        Called with the prompt, then each token, if the model `prefetches`.
+        If the model `prefetches`, this is called with the prompt's ids, then again after each
+        token, with those of the answer added. `record` makes the `Outgoing` that counts what
+        leaves. Returns a future that is done when the ids were sent; None where nothing is sent.
         """
         return None
 
     def close(self) -> None:
-        """Forget the conversation."""
+        """End the session. Requests that still run may fail."""
 
 
 class CloudModel(Protocol):
-    """A large model whose completions are in ids of the edge's vocabulary, its own or not."""
+    """A large model that writes, or verifies, tokens of an answer that the edge model decodes.
+
+    Completions hold ids of the edge model's vocabulary, even if the cloud model has another.
+    """
 
     name: str
 
     vocabulary_check: str = ""
-    """How `check_vocabulary` compared the two: by all ids, a sample, or fixed strings."""
+    """A phrase that says how `check_vocabulary` compared the vocabularies, such as by all ids."""
 
     local: EdgeModel | None = None
-    """The model, if it runs in this process; None for an adapter."""
+    """The loaded model, if it runs in this process; None for an `Adapter` around such a model."""
 
     reads_once: bool = True
-    """`Engine.reads_once`."""
+    """Whether a verification is billed once, and not once for each draft token."""
 
     verifies: bool = False
-    """Whether it can verify ids that the edge wrote: known once it was checked."""
+    """Whether this model can verify draft tokens. Known after `check_vocabulary`."""
 
     prefetches: bool = False
-    """Whether ids sent ahead of a consult save time, and cost its engine no request of its own."""
+    """Whether `CloudSession.prefetch` saves time here, as with a gateway."""
 
     reads_passages: bool = False
-    """Whether it verifies by passages and writes no tokens, as `Completion.stand` tells."""
+    """Whether this model verifies whole passages of text, since it cannot score tokens.
+
+    Then `Completion.stand` says how many of the draft tokens are accepted.
+    """
 
     here: bool = False
-    """Whether it runs in this process: then a slow one is not a lost one."""
+    """Whether this model runs in this process, so that a slow reply does not mean a lost link."""
 
     own_tokenizer: Tokenizer | None = None
-    """The tokenizer of the ids it is sent, if they are not the edge's."""
+    """The cloud model's tokenizer, if the ids that it is sent are not the edge model's."""
 
     boundaries: WordBoundaries | None = None
-    """The word boundaries where a cloud of another vocabulary may be asked, else None."""
+    """Says between which words a cloud model of another vocabulary may be asked, else None."""
 
     id_engine: Engine | None = None
-    """The engine, if one is asked directly, by token ids."""
+    """The inference server behind this model, if it is asked directly and by token ids."""
 
     def open(self, prompt: Prompt) -> CloudSession:
-        """A session for an answer to `prompt`; nothing is sent yet."""
+        """Return a session for one answer to `prompt`. Nothing is sent yet."""
         ...
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
-        """Connect, and check that the model shares `tokenizer`; returns `vocabulary_check`.
+        """Connect, and check that the model can serve an edge model with this `tokenizer`.
 
-        Raises `VocabularyMismatch` or a `CloudError`.
+        Returns `vocabulary_check`. Raises `VocabularyMismatch` if the model cannot, for example as
+        their ids differ, and a `CloudError` if it does not answer.
         """
         ...
 
@@ -113,20 +126,27 @@ class CloudModel(Protocol):
         ...
 
     def local_only(self, prompt: Prompt) -> bool:
-        """Whether a text in the prompt makes its conversation local."""
+        """Whether the prompt holds a private word that keeps the conversation on the device."""
         return False
 
     def requests(self, n: int) -> tuple[int, int]:
-        """Requests that a consult for `n` may take, and tokens asked for in each."""
+        """Return how many requests a consult for `n` tokens may take, and the tokens of each."""
         return 1, n
 
     def identity(self) -> str:
-        """A name that no other model has, as far as is known here, once it was checked."""
+        """Return a name that tells this model from others, to store measurements under.
+
+        It is complete after `check_vocabulary`.
+        """
         return self.name
 
 
 def with_end(completion: Completion, n: int, eos_ids: frozenset[int]) -> Completion:
-    """Adds the edge's end token if the engine ended the answer without returning its own."""
+    """Return a completion that ends with an end token if the engine `stopped` without one.
+
+    `n` is the number of tokens asked for: a completion that is full gets none. `eos_ids` are the
+    edge model's end tokens, of which the lowest is added.
+    """
     ids = completion.ids
     if completion.stopped and len(ids) < n and not (ids and ids[-1] in eos_ids):
         empty = ((),) if completion.top else ()
@@ -140,14 +160,14 @@ def with_end(completion: Completion, n: int, eos_ids: frozenset[int]) -> Complet
 
 
 def failed(error: CloudError) -> "Future[Any]":
-    """A consult that ended before it began."""
+    """Return a future that has failed with `error` already."""
     ended: Future[Any] = Future()
     ended.set_exception(error)
     return ended
 
 
 def log_failure(done: "Future[None]") -> None:
-    """A callback for futures that nobody waits for: it logs what went wrong."""
+    """Log the error of a future that nobody waits for; for `add_done_callback`."""
     error = None if done.cancelled() else done.exception()
     if isinstance(error, EdgewiseError):
         _log.info("in the background: %s", error)

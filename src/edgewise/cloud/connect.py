@@ -1,7 +1,7 @@
 """Connecting to the cloud model behind a URL.
 
-It is asked by ids where its vocabulary is the edge's, or its tokenizer is known here; else by text,
-and where it continues none, for verdicts on passages.
+The model is asked by token ids if it has the edge model's vocabulary, or if its tokenizer is known
+here; else by text; and if it cannot continue a text, it is asked to verify passages.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from edgewise.errors import (
 from edgewise.providers import provider_at
 
 _TEXT = "-text"
-"""Ends the name of a text dialect of an engine by ids."""
+"""Suffix of the engine name under which an engine that takes ids is asked by text instead."""
 
 _log = logging.getLogger(__name__)
 
@@ -53,11 +53,11 @@ _log = logging.getLogger(__name__)
 def open_engine(
     url: str, *, key: str | None = None, engine: str = AUTO, model: str | None = None
 ) -> CloudModel:
-    """The cloud model at `url`, by an engine of that name that takes ids; nothing is checked.
+    """Return the cloud model at `url`, to be asked by token ids; its vocabulary is not checked.
 
-    With "auto" it is asked what it is. Of several models there, `model` names one. Raises
-    `UsageError` for another engine's name and for one that takes text; a `CloudError` where "auto"
-    finds none that is known.
+    `engine` is a name of `ENGINES`; with "auto" the server is asked what it is. `model` names one
+    of several models there. Raises `UsageError` if `engine` is unknown or takes text, and a
+    `CloudError` if "auto" does not find a known engine.
     """
     name = _name_at(url, key, engine, model)
     made = opened(name, url, key=key, model=model)
@@ -76,16 +76,18 @@ def connect(
     own: Tokenizer | None = None,
     context_filter: ContextFilter | None = None,
 ) -> CloudModel:
-    """The cloud model at `url`, checked for an `edge`; `vocabulary_check` says how.
+    """Return the cloud model at `url`, checked to work with the edge model's tokenizer `edge`.
 
-    `own` is the cloud's tokenizer; `engine` is a name of `ENGINES`. With "auto", detect the engine.
-    Use ids if the vocabularies match or `own` is given, otherwise that engine's text dialect. For
-    an unknown server, try the text dialects until one continues an answer, then the chat APIs that
-    read. Raises a `CloudError`, `VocabularyMismatch` or another `UsageError`.
+    `engine` is a name of `ENGINES`; "auto" detects the engine. `model` names one of several there,
+    `own` is the cloud model's tokenizer, and `context_filter` hides private words from the cloud.
+    The model is asked by ids if the vocabularies match or `own` is given, otherwise in the engine's
+    text dialect. For an unknown server, the text dialects are tried until one continues an answer,
+    then the chat APIs, which verify passages. `CloudModel.vocabulary_check` says what was found.
+    Raises a `CloudError`, `VocabularyMismatch` or another `UsageError`.
     """
 
     def by_text(name: str) -> CloudModel:
-        """Connects in the dialect of that name."""
+        """Connect in the text or chat dialect of that name."""
         options: dict[str, Any] = {} if own is None else {"tokenizer": own}
         made = opened(name, url, key=key, model=model, **options)
         make = ReaderCloud if made.server.reads else TextCloud
@@ -120,7 +122,7 @@ def connect(
 
 
 def _name_at(url: str, key: str | None, engine: str, model: str | None) -> str:
-    """The engine's name: what is at the URL where it is "auto"."""
+    """Return the name of an engine as registered; for "auto", of the engine found at the URL."""
     check_name(engine)
     if engine != AUTO:
         return ENGINES.spelled(engine)
@@ -132,7 +134,10 @@ def _name_at(url: str, key: str | None, engine: str, model: str | None) -> str:
 def _by_any_text(
     by_text: Callable[[str], CloudModel], url: str, own: Tokenizer | None, unknown: EdgewiseError
 ) -> CloudModel:
-    """Connects in the first dialect that continues an answer; else raises a `CloudError`."""
+    """Connect in the first text or chat dialect that works; raise a `CloudError` if none does.
+
+    With the cloud's tokenizer (`own`), only dialects that need one are tried.
+    """
     faults: dict[str, list[str]] = {}
     busy: CloudUnavailable | None = None
     # With a tokenizer that is named, the dialect that needs it.

@@ -1,4 +1,4 @@
-"""Cloud models at the other end of connections, which live in an event loop's thread."""
+"""Cloud models behind a network address. All of their I/O runs in an event loop's own thread."""
 
 import asyncio
 import logging
@@ -27,7 +27,7 @@ from edgewise.prompts import Prompt
 from edgewise.wire.protocol import request_id
 
 CLOSING_SECONDS = 0.02
-"""TLS says goodbye in the loop's next turns."""
+"""How long the event loop still runs at the end, so that TLS connections close cleanly."""
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +35,10 @@ _T = TypeVar("_T")
 
 
 class IoThread:
-    """Runs coroutines with a deadline; callers get `concurrent.futures.Future`s."""
+    """A thread whose event loop runs coroutines with a deadline, for callers in other threads."""
 
     def __init__(self, name: str) -> None:
-        """Errors call the cloud model `name`."""
+        """Start the thread. `name` is the cloud model's, for error messages."""
         self._name = name
         self._closed = False
         self._submitting = threading.Lock()
@@ -47,9 +47,10 @@ class IoThread:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, _T], deadline: float) -> "Future[_T]":
-        """Run `work`, at most `deadline` seconds; the future fails with `CloudTimeout` then.
+        """Run `work` in the thread and return the future of its result.
 
-        After `close` it fails with `CloudUnavailable` at once.
+        After `deadline` seconds the work is cancelled, and the future fails with `CloudTimeout`.
+        Once the thread is closed, the future fails with `CloudUnavailable` at once.
         """
         with self._submitting:
             if not self._closed:
@@ -58,7 +59,10 @@ class IoThread:
         return failed(CloudUnavailable(f"The connection to {self._name!r} was closed."))
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Cancel what still runs, run `last`, stop. Later calls do nothing."""
+        """Cancel work that still runs, then run `last` and end the thread. Later calls do nothing.
+
+        Blocks until the thread has ended.
+        """
         with self._submitting:
             closed, self._closed = self._closed, True
         if closed:
@@ -96,20 +100,24 @@ class IoThread:
 
 
 class Clients:
-    """The client of each consult of a session, which names it in the logs on the way."""
+    """Makes a `Client` for each consult of a session: the ids that name the consult in logs."""
 
     def __init__(self) -> None:
         self._session, self._asks = secrets.token_hex(12), 0
 
     def of(self, sent: Outgoing, end: float | None = None) -> Client:
-        """That of the next consult, which is waited for until `end` (monotonic clock)."""
+        """Return the client of the next consult, and set the request id of `sent`.
+
+        `end` is when the consult's deadline passes, by the monotonic clock; with None, an engine
+        that is busy is not asked again.
+        """
         self._asks += 1
         sent.request_id = request_id(self._session, self._asks)
         return Client(session=self._session, sent=sent, request_id=sent.request_id, end=end)
 
 
 class RemoteCloud(CloudModel):
-    """Base class of clouds at an address (engine or gateway): an I/O thread, the checks."""
+    """Base class of cloud models at a URL that take token ids: an engine, or a gateway."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -123,7 +131,10 @@ class RemoteCloud(CloudModel):
     def check_remotely(
         self, work: Coroutine[Any, Any, None], deadline: float, tokenizer: Tokenizer
     ) -> None:
-        """Run `work`, which proves that ids are `tokenizer`'s; completions are held to that."""
+        """Run `work`, a check that the model's ids mean what `tokenizer` says; raise its errors.
+
+        `deadline` is in seconds. From then on `checked` judges completions by this tokenizer.
+        """
         # Reading a vocabulary would hold the I/O thread up.
         nothing = detokenization_of(tokenizer).nothing
         self.submit(work, deadline).result()
@@ -131,9 +142,10 @@ class RemoteCloud(CloudModel):
         self._size, self._nothing = tokenizer.size, nothing
 
     def checked(self, completion: Completion, request: ConsultRequest) -> Completion:
-        """Checks a completion; adds the edge's end token if the engine kept its own.
+        """Return a completion, with an end token added if the engine kept its own to itself.
 
-        Raises `CloudProtocolError` unless it answers the request.
+        Raises `CloudProtocolError` if the completion is no valid answer to the request, or has ids
+        that are not in the edge model's vocabulary.
         """
         n, prompt = request.n, len(request.ids)
         completion = with_end(completion, n, self._eos_ids)
@@ -153,13 +165,13 @@ class RemoteCloud(CloudModel):
         self._io.close(self._hang_up())
 
     async def _hang_up(self) -> None:
-        """Close connections, when no work is left."""
+        """Close the connections. Called in the I/O thread when no work is left."""
 
 
 class EngineCloud(RemoteCloud):
-    """Implements `CloudModel` over an engine.
+    """A cloud model on an inference server that takes token ids, such as vLLM or llama-server.
 
-    Once checked, it is checked again after a reconnect: see `VocabularyCheck`.
+    After `check_vocabulary` the check is repeated at each reconnect: see `VocabularyCheck`.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -179,14 +191,21 @@ class EngineCloud(RemoteCloud):
         return EngineSession(self)
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
-        """Probe the engine; compare the ids of fixed strings, and where it can a sample of all."""
+        """Check that the engine has the ids of `tokenizer`, the edge model's.
+
+        Compares the ids of fixed strings and, if the engine detokenizes, the text of all ids (of
+        those that there is time for). Raises `VocabularyMismatch` or a `CloudError`.
+        """
         check = VocabularyCheck(self.engine, lambda: self._accept(tokenizer))
         self.check_remotely(check.run(), PROBE_SECONDS + COMPARE_SECONDS, tokenizer)
         self._check = check
         return self.vocabulary_check
 
     async def complete(self, request: ConsultRequest, client: Client) -> Completion:
-        """Sends one consult with the whole prefix; the engine's prefix cache does the reuse."""
+        """Send one consult with all ids before it; the engine's prefix cache saves the prefill.
+
+        Raises a `CloudError`.
+        """
         if not request.ids:
             raise CloudRejected("A consult needs at least one token id.")
         consult = self.engine.consult if self._check is None else self._check.complete
@@ -202,7 +221,7 @@ class EngineCloud(RemoteCloud):
 
 
 class EngineSession(CloudSession):
-    """Implements `CloudSession`: the full prefix goes with each consult."""
+    """The session of an `EngineCloud`: each consult sends all ids, from the prompt's first on."""
 
     def __init__(self, cloud: EngineCloud) -> None:
         self._cloud, self._clients = cloud, Clients()
@@ -213,7 +232,11 @@ class EngineSession(CloudSession):
 
 
 class LlamaServer(EngineCloud):
-    """A llama-server at a URL. `https` is verified; the key travels as a bearer token."""
+    """A cloud model served by llama.cpp's llama-server at a URL.
+
+    `key` is sent as a bearer token; `model` names one if several are served. The certificate of an
+    `https` URL is verified.
+    """
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         super().__init__(LlamaServerEngine(url, key=key, model=model))

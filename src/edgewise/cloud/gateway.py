@@ -1,4 +1,4 @@
-"""The large model behind a gateway: one WebSocket a session, only new ids travel."""
+"""A cloud model behind a gateway: each session has a WebSocket, on which only new ids travel."""
 
 import contextlib
 import ssl
@@ -27,17 +27,17 @@ from edgewise.wire.protocol import MAX_FRAME, PATH, tokenizer_fingerprint
 CHECK_SECONDS = 10.0
 CONNECT_SECONDS, CLOSE_SECONDS = 5.0, 1.0
 HEARTBEAT_SECONDS = 20.0
-"""A link that does not answer a ping within half of this is taken for broken."""
+"""Seconds between pings. A connection that does not answer one in half of this counts as broken."""
 
 MOST_IDLE = 8
-"""Sessions that are kept for the next answers; each holds a conversation at the gateway."""
+"""Most unused sessions kept open for later answers; the gateway holds a conversation for each."""
 
 PREFETCHED = 16
-"""New ids that are sent ahead at once: an engine's cache block, one prefill instead of many."""
+"""New ids collected before a prefetch sends them: as many as a block of an engine's KV cache."""
 
 
 class GatewayText(LlamaServerEngine):
-    """Asks a gateway for the text of ids, which it gives in llama-server's form."""
+    """Asks a gateway, over HTTP, for the text of ids; gateways use llama-server's form for this."""
 
     async def end_text(self) -> str | None:
         try:
@@ -48,9 +48,10 @@ class GatewayText(LlamaServerEngine):
 
 
 class GatewayCloud(RemoteCloud):
-    """Implements `CloudModel`. `https` is verified; the key travels as a bearer token.
+    """A cloud model behind a gateway at a URL, which is sent each token id only once.
 
-    A gateway serves one model; where a `model` is named it must be that.
+    A gateway serves one model: a `model` that is named here must be this one. `key` is sent as a
+    bearer token. The certificate of an `https` URL is verified.
     """
 
     owner: ClassVar[str] = "edgewise-gateway"
@@ -74,9 +75,10 @@ class GatewayCloud(RemoteCloud):
         return GatewaySession(self)
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
-        """Open a session: the gateway knows what its engine makes of the same fixed strings.
+        """Check that the gateway's engine has the ids of `tokenizer`, the edge model's.
 
-        One whose engines detokenise is asked for the text of a sample of ids besides.
+        Opening a session compares the ids of fixed strings. A gateway whose engine detokenizes is
+        also asked for the text of all ids. Raises `VocabularyMismatch` or a `CloudError`.
         """
         self.tokenizer = tokenizer_fingerprint(tokenizer)
         try:
@@ -91,11 +93,11 @@ class GatewayCloud(RemoteCloud):
         super().close()
 
     def take(self, ids: Sequence[int]) -> GatewayLink:
-        """A link for an answer that begins with `ids`. In the I/O thread.
+        """Return a link (a session with the gateway) for an answer whose first ids are `ids`.
 
-        The idle one that holds most of them, where it keeps more than it drops: conversations begin
-        alike, and would take each other's sessions. Else a new one, or where there are `MOST_IDLE`
-        the one that was idle for longest.
+        This is the idle link whose session begins with most of these ids, if they are half of the
+        session or more, so that another conversation with the same beginning keeps its own. Else a
+        new link; if `MOST_IDLE` are idle, the one idle for longest. Call in the I/O thread.
         """
         best = max(self._idle, key=lambda link: link.shared(ids), default=None)
         if best is None or 2 * best.shared(ids) < best.held:
@@ -107,16 +109,17 @@ class GatewayCloud(RemoteCloud):
         return best
 
     async def give(self, link: GatewayLink) -> None:
-        """Keep a link for the next answer; the one that was idle for longest may go instead."""
+        """Keep a link for later answers. Beyond `MOST_IDLE` the one idle for longest is closed."""
         self._idle.append(link)
         if len(self._idle) > MOST_IDLE:
             self.links.discard(oldest := self._idle.pop(0))
             await oldest.forget()
 
     async def require_same(self, served: str) -> None:
-        """Raises a `CloudError` unless it serves what it should, with the ids that were compared.
+        """Raise a `CloudError` unless the gateway serves the named model, with the checked ids.
 
-        A new connection may lead to another gateway, or to one that serves another model by now.
+        `served` is the model's name, as a new connection reports it. If the last check is not
+        recent, the gateway is also asked for the text of ids again.
         """
         if self.model not in (None, served):
             raise CloudRejected(
@@ -135,7 +138,7 @@ class GatewayCloud(RemoteCloud):
         self._compared = time.monotonic()
 
     async def socket(self) -> ClientConnection:
-        """A new connection; raises a `CloudError`."""
+        """Open a WebSocket to the gateway. Raises a `CloudError`."""
         secure = self.name.startswith("https:")
         try:
             return await _Connect(
@@ -188,9 +191,9 @@ class GatewayCloud(RemoteCloud):
 
 
 class GatewaySession:
-    """Implements `CloudSession`: only what the gateway lacks travels, ahead of consults too.
+    """The session of a `GatewayCloud`: sends what the gateway lacks, also ahead of consults.
 
-    The link is taken in the I/O thread, with the first ids there are.
+    The first ids to send choose the link (`GatewayCloud.take`), which `close` gives back.
     """
 
     def __init__(self, gateway: GatewayCloud) -> None:
@@ -239,7 +242,7 @@ class GatewaySession:
 
 
 class _Connect(connect):
-    """A redirect is an answer like any other that opens no session."""
+    """A WebSocket client that follows no redirect, but fails on one."""
 
     def process_redirect(self, exc: Exception) -> Exception:
         return exc

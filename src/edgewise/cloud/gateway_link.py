@@ -1,7 +1,7 @@
 """A device's session with a gateway, over connections that come and go.
 
-A link that breaks, or cannot be made, is tried again with jittered pauses as long as a consult's
-deadline allows; the gateway says how much of the session it still holds, the rest is sent again.
+A connection that breaks or cannot be made is tried again, with random pauses, until the consult's
+deadline. The gateway then says how much of the session it still holds; the rest is sent again.
 """
 
 import asyncio
@@ -62,13 +62,13 @@ CANCEL_SECONDS = 0.1
 """Timeout of sending the cancellation of a consult."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Seconds at most before a broken link is made anew; doubled each time."""
+"""Most seconds of the first pause before reconnecting, doubled each time, and of the longest."""
 
 MAX_MESSAGE = 500
-"""Longest message of a gateway's that is shown, characters."""
+"""Most characters shown of an error message that a gateway sent."""
 
 TRIES = 3
-"""Most times a gateway may ask for a whole prefix again."""
+"""How often a gateway may ask for all ids of a session in one consult, before the consult fails."""
 
 _ERRORS: Mapping[str, type[CloudError]] = {
     error.reason: error
@@ -76,7 +76,7 @@ _ERRORS: Mapping[str, type[CloudError]] = {
 } | {VOCABULARY: OtherVocabulary}
 
 _NO_FRAMES = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG)
-"""Why this side hangs up: what came was no frame."""
+"""Close codes that this side sends if what the gateway sent is no valid frame."""
 
 _Waiting = dict[int, "asyncio.Future[Reply | NeedFull]"]
 
@@ -84,11 +84,14 @@ _log = logging.getLogger(__name__)
 
 
 class Broken(Exception):
-    """The link broke or could not be made (its cause); what was asked may be asked again."""
+    """The connection broke or could not be made (see `__cause__`); the request may be retried."""
 
 
 class GatewayLink:
-    """A gateway session over connections that come and go. Lives in the I/O thread's loop."""
+    """A session with a gateway that survives broken connections.
+
+    All methods run in the event loop of the I/O thread.
+    """
 
     def __init__(
         self,
@@ -97,8 +100,10 @@ class GatewayLink:
         connect: Callable[[], Awaitable[ClientConnection]],
         require_same: Callable[[str], Awaitable[None]],
     ) -> None:
-        """`name` is the gateway's, `tokenizer` the edge's fingerprint. Both calls may raise a
-        `CloudError`; `require_same` is given the model that the gateway serves."""
+        """`name` is the gateway's URL, `tokenizer` the fingerprint of the edge model's tokenizer.
+
+        `connect` opens a WebSocket; `require_same` is given the name of the model that the gateway
+        serves, and refuses another than was checked. Both may raise a `CloudError`."""
         self._name, self._tokenizer = name, tokenizer
         self._connect, self._require_same = connect, require_same
         self._socket: ClientConnection | None = None
@@ -112,15 +117,18 @@ class GatewayLink:
 
     @property
     def held(self) -> int:
-        """Number of ids that the gateway should hold."""
+        """Number of ids that this session has sent, and that the gateway should still hold."""
         return len(self._ledger)
 
     def shared(self, ids: Sequence[int]) -> int:
-        """Number of `ids` that the gateway should hold already."""
+        """Number of ids at the beginning of `ids` that the gateway should hold already."""
         return shared(self._ledger.ids, ids)
 
     async def ask(self, request: ConsultRequest) -> Completion:
-        """Asks, again over new connections until the deadline; raises a `CloudError`."""
+        """Send one consult and return its completion; reconnect if needed, until the deadline.
+
+        Raises a `CloudError`. The caller cancels the call at the deadline.
+        """
         if (most := max(request.n, request.verify)) > MAX_SPAN:
             raise CloudRejected(
                 f"A gateway writes or verifies at most {MAX_SPAN} tokens at a time, not {most}",
@@ -154,7 +162,10 @@ class GatewayLink:
         raise CloudProtocolError(f"The gateway {self._name!r} keeps losing the session's prefix.")
 
     async def prefetch(self, ids: list[int], sent: Outgoing) -> None:
-        """Send what the gateway does not hold; raises a `CloudError`."""
+        """Send the ids that the gateway lacks, ahead of a consult; `sent` counts them.
+
+        Does nothing if the connection breaks. Raises other `CloudError`s.
+        """
         with contextlib.suppress(Broken):
             async with self._sending:
                 await self._connected(sent)
@@ -164,7 +175,7 @@ class GatewayLink:
                     await self._send(Prefetch(position, new_ids, self._ledger.checksum), sent)
 
     async def connect(self, sent: Outgoing) -> Opened:
-        """Make the connection and open, or resume, the session; raises a `CloudError`."""
+        """Connect, open or resume the session, and return the reply. Raises a `CloudError`."""
         socket = await self._connect()
         try:
             frame = await self._opened(socket, sent)
@@ -179,7 +190,7 @@ class GatewayLink:
         return frame
 
     async def forget(self) -> None:
-        """Let the gateway drop the session, and hang up."""
+        """Tell the gateway to delete the session, and disconnect."""
         if self._socket is not None:
             with contextlib.suppress(Broken):
                 await self._send(Close(), Outgoing())
@@ -250,7 +261,7 @@ class GatewayLink:
                 raise Broken from error
 
     def _put(self, ids: Sequence[int]) -> tuple[int, list[int]]:
-        """Position and ids of `ids` that are new to the gateway; adds them to the ledger."""
+        """Return the ids that are new to the gateway, after their position; note them as sent."""
         position = self.shared(ids)
         fresh = list(ids[position:])
         self._ledger.put(position, fresh)
@@ -270,7 +281,7 @@ class GatewayLink:
             raise Broken from error
 
     async def _read(self, socket: ClientConnection, waiting: _Waiting) -> None:
-        """Hand replies to who waits for them, until the link breaks."""
+        """Pass replies to the consults that wait for them, until the connection breaks."""
         problem: Exception = Broken()
         try:
             while True:
@@ -332,6 +343,6 @@ def _plain(text: str) -> str:
 
 
 def shared(held: list[int], ids: Sequence[int]) -> int:
-    """Length of the common prefix of two id sequences."""
+    """Return the length of the common prefix of two id sequences."""
     # Comparing lists is much faster than going through them.
     return len(held) if held == list(ids[: len(held)]) else common_prefix(held, ids)

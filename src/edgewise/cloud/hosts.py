@@ -1,4 +1,4 @@
-"""Allowed hosts of clouds and of edge models' servers, and the keys sent to them."""
+"""The hosts that prompts may be sent to, for cloud models and edge servers, and their API keys."""
 
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -24,7 +24,7 @@ _NEAR = (*_HERE, *map(ip_network, _PRIVATE))
 
 
 class Host(NamedTuple):
-    """A name or an address in lower case; a `port` of None stands for any."""
+    """A host name or IP address in lower case, with a port; None stands for any port."""
 
     name: str
     port: int | None = None
@@ -36,9 +36,10 @@ class Host(NamedTuple):
 def hosts_of(
     listed: str | None, setting: Literal["cloud_hosts", "edge_hosts", "trust"] = "cloud_hosts"
 ) -> tuple[Host, ...] | None:
-    """Hosts separated by commas, each with a port or without; None where there is no list.
+    """Parse a list of hosts separated by commas, each with or without a port.
 
-    Raises `UsageError` for what is not a host, and for an empty list.
+    Returns None if `listed` is None. Raises `UsageError`, which names `setting`, for a part that is
+    no host and for an empty list.
     """
     if listed is None:
         return None
@@ -50,7 +51,10 @@ def hosts_of(
 
 
 def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
-    """Raises `UsageError` for a cloud elsewhere; nothing is connected to."""
+    """Raise `UsageError` if the cloud model's `url` is not at one of `hosts`. Connects to nothing.
+
+    With `hosts` None every URL is allowed.
+    """
     if hosts is not None and not is_at(url, hosts):
         raise UsageError(
             f"The cloud {url!r} is not at an allowed host ({', '.join(map(str, hosts))}), so "
@@ -61,16 +65,16 @@ def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
 
 
 def is_at(url: str, hosts: Sequence[Host]) -> bool:
-    """Whether a URL leads to one of the hosts, for whoever reads it."""
+    """Whether a URL leads to one of the hosts; False if URL parsers could disagree on its host."""
     host = _host_in(url)
     return host is not None and (host in hosts or Host(host.name) in hosts)
 
 
 def require_near(url: str, hosts: Sequence[Host] | None) -> None:
-    """Raises `AddressError` for an edge model's server that prompts may not go to.
+    """Raise `AddressError` if prompts may not go to the edge model's server at `url`.
 
-    They go to this machine, to an address of a private network, and to `hosts`; a name other than
-    localhost may lead anywhere, so it must be listed.
+    Allowed are this machine, addresses of private networks, and `hosts`. A host name other than
+    localhost may lead anywhere, so it must be one of `hosts`.
     """
     host = _host_in(url)
     parts = urlsplit(url) if host is not None else None
@@ -89,7 +93,7 @@ def require_near(url: str, hosts: Sequence[Host] | None) -> None:
 
 
 def is_here(url: str) -> bool:
-    """Whether a URL leads to this machine, for whoever reads it."""
+    """Whether a URL leads to this machine; False if URL parsers could disagree on its host."""
     host = _host_in(url)
     return host is not None and _is_near(host.name, _HERE)
 
@@ -103,7 +107,7 @@ def _is_near(name: str, networks: Sequence[IPv4Network | IPv6Network] = _NEAR) -
 
 
 def _host_in(url: str) -> Host | None:
-    """The URL's host; None for an invalid URL, or one that the HTTP client parses differently."""
+    """The URL's host; None if the URL is invalid, or if the HTTP client reads another host."""
     try:
         parts, connected = urlsplit(url), _connected(url)
         host = Host(_plain(parts.hostname), parts.port or _PORTS.get(parts.scheme))
@@ -144,7 +148,7 @@ def _plain(name: str | None) -> str:
 
 
 def bearer(settings: Settings, setting: Literal["cloud_key", "edge_key"]) -> str | None:
-    """A key, as set. Raises `UsageError` if it cannot be a bearer token."""
+    """Return an API key from the settings. Raises `UsageError` if it cannot be a bearer token."""
     key = settings.cloud_key if setting == "cloud_key" else settings.edge_key
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The cloud model in this process: a second GGUF, with a thread for each session."""
+"""A cloud model in this process: a second, larger model file, with a thread for each session."""
 
 import math
 import threading
@@ -26,23 +26,27 @@ from edgewise.events import Candidate
 from edgewise.prompts import Prompt
 
 PASS = 64
-"""Most ids of which one pass gives the logits."""
+"""Most draft tokens verified in one forward pass: each needs the logits of a whole vocabulary."""
 
 _T = TypeVar("_T")
 
 
 class LocalCloud(CloudModel):
-    """Implements `CloudModel` over any `EdgeModel`. No socket is opened."""
+    """A cloud model in this process, over any `EdgeModel`: nothing leaves the machine.
+
+    The edge model must have the same vocabulary, unless an `Adapter` is put around this model.
+    `close` fails running consults at their next token, then closes `model`.
+    """
 
     def __init__(self, model: EdgeModel) -> None:
         self.name = model.name
         self.local = self.model = model
         self.here = self.verifies = True
         self.room = threading.Semaphore(model.abilities.slots)
-        """For sessions with the model."""
+        """Slots of the model that are free: each session with the model takes one."""
         self.sessions: set[LocalSession] = set()
         self.closed = False
-        """Whether consults fail from now on, running ones at their next token."""
+        """Whether `close` was called: consults then fail, running ones at their next token."""
 
     def identity(self) -> str:
         return self.model.fingerprint()
@@ -73,10 +77,10 @@ class LocalCloud(CloudModel):
 
 
 class LocalSession(CloudSession):
-    """Implements `CloudSession`; the KV cache keeps what a rollback leaves.
+    """The session of a `LocalCloud`, whose KV cache keeps what consecutive consults share.
 
-    The session with the model belongs to its thread; the first consult opens it, once there is
-    room. Nothing is prefetched: the model would be busy when a consult comes.
+    The first consult opens a session with the model, in this session's own thread, once a slot is
+    free. Nothing is prefetched: the model would be busy when a consult comes.
     """
 
     def __init__(self, cloud: LocalCloud) -> None:
@@ -90,11 +94,11 @@ class LocalSession(CloudSession):
         return self._submit(partial(self._answer, request, time.monotonic() + request.deadline))
 
     def forget(self) -> None:
-        """Drop what the KV cache holds, after what was asked before and before what comes next."""
+        """Empty the KV cache, in turn: after consults asked before, and ahead of later ones."""
         self._submit(self._drop).add_done_callback(log_failure)
 
     def close(self) -> None:
-        """Fail waiting consults; the thread gives the cache back when it is free."""
+        """Fail consults that wait, and return at once. The thread frees the KV cache, then ends."""
         if not self._closing.is_set():
             self._closing.set()
             self._submit(self._end).add_done_callback(log_failure)
@@ -188,9 +192,9 @@ class LocalSession(CloudSession):
     def _verify(
         self, request: ConsultRequest, session: EdgeSession, started: float, end: float
     ) -> Completion:
-        """One pass over the block: its last id is not needed, the one before it is.
+        """Verify the draft tokens, at most `PASS` of them in a forward pass.
 
-        Over a longer one `PASS` ids at a time: each has the logits of a whole vocabulary.
+        The logits for a draft token are those of the id before it: a pass begins one id earlier.
         """
         ids, start = request.ids, len(request.ids) - request.verify
         if request.n or not start > 0:

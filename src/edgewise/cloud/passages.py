@@ -1,8 +1,8 @@
-"""Passages: what a chat model is shown of an answer at a time, and what it says of it.
+"""Passages: the pieces of an answer that a chat model verifies, its prompt and its verdicts.
 
-It sees the conversation, the answer so far and the next sentences, numbered, and replies how many
-of these stand and what replaces the one behind them. Its text is data: it can change the answer,
-and nothing else.
+The chat model sees the conversation, the answer so far and the next sentences, numbered. It replies
+how many of these stand (are accepted), and gives a replacement for the next one. Its reply is
+treated as data: it can change the answer, and nothing else.
 """
 
 import re
@@ -14,12 +14,12 @@ from edgewise.errors import NothingUsable
 from edgewise.prompts import Message
 
 SHORTEST, LONGEST, MOST = 32, 128, 192
-"""Tokens of a passage: it ends with a paragraph from the shortest on, with any line or sentence
-from the longest on, and with the most in the middle of one. Each verdict has the conversation as
-its input, so short ones are dear; nobody sees a passage before its verdict."""
+"""Lengths of a passage in tokens. From `SHORTEST` on it ends with a paragraph, from `LONGEST` on
+with any line or sentence, and at `MOST` anywhere. Short passages are dear, since each request holds
+the whole conversation; long ones delay the text that the user sees."""
 
 VERSION = 1
-"""Of the prompt below: figures that were measured with one hold for that one."""
+"""Version of the prompt below. Measured figures hold for the version they were measured with."""
 
 _SYSTEM = """\
 You proofread an answer that another model is writing, a passage at a time. You get the \
@@ -52,16 +52,20 @@ _TOLD = 20
 
 
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """So many sentences stand, and what is in place of the next; None where all stand."""
+    """A chat model's judgement of a passage.
+
+    The first `stand` sentences are accepted; `replacement` is the text in place of the next one,
+    None if all are accepted.
+    """
 
     stand: int
     replacement: str | None
 
 
 def ends_passage(text: str, tokens: int, *, code: bool) -> bool:
-    """Whether a passage may end after this `text` of so many `tokens`, at least `SHORTEST`.
+    """Whether a passage may end after `text`, which is `tokens` (at least `SHORTEST`) tokens long.
 
-    `code`: it begins inside of a code block. Such a block is not cut at its paragraphs.
+    `code` says whether the text begins inside a fenced code block, which is not cut at empty lines.
     """
     inside = in_code(text, code)
     if not inside and (_closes(text) or text.endswith("\n\n")):
@@ -71,14 +75,15 @@ def ends_passage(text: str, tokens: int, *, code: bool) -> bool:
 
 
 def in_code(text: str, code: bool = False) -> bool:
-    """Whether a text ends inside of a fenced block; `code`: it began inside of one."""
+    """Whether a text ends inside a fenced code block; `code` says whether it begins inside one."""
     return code != (len(_FENCE.findall(text)) % 2 == 1)
 
 
 def sentence_ends(pieces: Sequence[str], *, code: bool) -> list[int]:
-    """After how many of a passage's tokens, `pieces` of its text, each of its sentences ends.
+    """Return, for each sentence of a passage, the number of tokens after which it ends.
 
-    A line of code is a sentence. Blanks and empty lines belong to the sentence before them.
+    `pieces` are the texts of the passage's tokens; `code` says whether it begins inside a code
+    block, where each line is a sentence. Blanks and empty lines belong to the sentence before.
     """
     ends: list[int] = []
     text = ""
@@ -101,16 +106,17 @@ def _ends_sentence(text: str, following: str, *, code: bool) -> bool:
 
 
 def _closes(text: str) -> bool:
-    """Whether its last line closes a code block."""
+    """Whether the last line of a text is a code fence."""
     return text.endswith("\n") and _FENCE.match(text[:-1].rpartition("\n")[2]) is not None
 
 
 def question(
     conversation: Sequence[Message], answer: str, sentences: Sequence[str]
 ) -> list[Message]:
-    """What the reader is asked.
+    """Return the messages that ask a chat model for a verdict on `sentences`.
 
-    What grows comes last, so of the next question of an answer a provider has the beginning cached.
+    `answer` is the text before them. The parts that grow come last, so that a provider's prefix
+    cache serves the next question about the same answer.
     """
     turns = "\n".join(f"<{one.role}>\n{one.content}\n</{one.role}>" for one in conversation)
     numbered = "\n".join(f"[{n}] {one.strip(chr(10))}" for n, one in enumerate(sentences, 1))
@@ -122,10 +128,11 @@ def question(
 
 
 def verdict_of(reply: str, sentences: Sequence[str]) -> Verdict:
-    """The verdict in a reply, with the blanks around the replaced sentence put back.
+    """Parse the verdict on `sentences` in a chat model's reply.
 
-    Raises `NothingUsable` for a reply that is none, or that contradicts itself: one that lets a
-    sentence stand and replaces it, gives none in its place, or the same, or no sentence at all.
+    The replacement gets the blanks around the old sentence. Raises `NothingUsable` if the reply is
+    no verdict, or contradicts itself: for example if it replaces a sentence by the same one, by
+    nothing, or by a text that repeats an accepted sentence.
     """
     begin, end = reply.find("{"), reply.rfind("}")
     try:

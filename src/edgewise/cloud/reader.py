@@ -1,7 +1,7 @@
-"""A cloud behind a chat API that cannot continue a text: it reads passages and rewrites sentences.
+"""A cloud model behind a chat API that cannot continue a text: it verifies passages instead.
 
-It writes no tokens of its own accord. The session is asked to verify the last ids of an answer, as
-any that verifies, and replies how many stand and what is written in place of the next sentence.
+The session is asked to verify the last ids of an answer, as with any cloud model that verifies. It
+replies how many of them are accepted, and gives a replacement for the sentence after those.
 """
 
 import codecs
@@ -44,7 +44,7 @@ from edgewise.prompts import Message, Prompt
 from edgewise.prompts.tool_formats import MARKERS
 
 WRITTEN = 1024
-"""Most tokens of a verdict: some models reason before it, and are billed for that."""
+"""Most tokens of a reply with a verdict: some models reason before it, and bill that too."""
 
 PROBE_SECONDS = 60.0
 
@@ -55,8 +55,8 @@ _log = logging.getLogger(__name__)
 
 
 class _Passage(NamedTuple):
-    """A passage as the cloud is shown it: `ends` are token counts, of which each of the `sentences`
-    is one's text; `restored` turns a text of the cloud's back."""
+    """A passage as the cloud is shown it, after the answer's text `before`. Each of the `sentences`
+    ends after so many of the passage's tokens (`ends`); `shown.restored` undoes redaction."""
 
     before: str
     sentences: Sequence[str]
@@ -65,7 +65,11 @@ class _Passage(NamedTuple):
 
 
 class ReaderCloud(ApiCloud):
-    """Implements `CloudModel` over a chat API: it verifies in passages, with `reads_passages`."""
+    """A cloud model behind a chat API, which verifies an answer passage by passage.
+
+    It has the text of a passage proofread, so it works with any vocabulary. `seconds` is how long
+    the check at the start took.
+    """
 
     reads_passages = True
     verifies = True
@@ -82,10 +86,10 @@ class ReaderCloud(ApiCloud):
         return ReaderSession(self, prompt)
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
-        """Ask for a verdict that anybody can give; logs a warning where it is wrong.
+        """Check that the API gives verdicts, by a passage with an obvious mistake.
 
-        `seconds` is how long it took. Raises as `CloudModel.check_vocabulary`, `CloudRejected` for
-        an API that gives none.
+        Logs a warning if the mistake is missed. Raises `CloudRejected` if the reply is no verdict,
+        otherwise as `CloudModel.check_vocabulary`.
         """
         self.require_edge(tokenizer)
         begun = time.monotonic()
@@ -106,7 +110,7 @@ class ReaderCloud(ApiCloud):
     async def verdict(
         self, messages: Sequence[Message], client: Client = NOBODY
     ) -> TextContinuation:
-        """The reply to a `question`; raises a `CloudError`."""
+        """Send the messages of a `question`; return the reply unread. Raises a `CloudError`."""
         return await self.engine.complete(TextRequest(messages, "", WRITTEN, schema=SCHEMA), client)
 
     async def _probe(self) -> int:
@@ -122,7 +126,8 @@ class ReaderCloud(ApiCloud):
 
 
 class ReaderSession(CloudSession):
-    """Each consult is one chat: the conversation, the answer so far, its next sentences."""
+    """The session of a `ReaderCloud`. Each consult is a chat of its own, which states everything:
+    the conversation, the answer so far and the sentences to verify."""
 
     def __init__(self, cloud: ReaderCloud, prompt: Prompt) -> None:
         self._cloud, self._edge, self._prompt = cloud, cloud.edge, prompt
@@ -131,9 +136,10 @@ class ReaderSession(CloudSession):
         self._clients = Clients()
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Have the last `verify` ids of the request verified, or write `n` in their place.
+        """Have the last `verify` ids of the request verified; return a future of the completion.
 
-        Raises `Blocked` if nothing may be sent.
+        If `n` is not 0, have the whole answer written instead, with at most `n` tokens. The future
+        fails with a `CloudError`. Raises `Blocked` if the context filter forbids sending the text.
         """
         if not request.verify and len(request.ids) > len(self._prompt.ids):
             return failed(CloudRejected(f"{self._cloud.name!r} continues no answer."))
@@ -158,7 +164,7 @@ class ReaderSession(CloudSession):
     async def _whole(
         self, messages: Sequence[Message], request: ConsultRequest, client: Client
     ) -> Completion:
-        """The answer, in place of what the edge began."""
+        """Have the whole answer written, in place of the edge model's beginning."""
         n, sampling = request.n, request.sampling
         reply = await self._cloud.engine.complete(TextRequest(messages, "", n, sampling), client)
         shown = FilteredAnswer("") if self._context is None else self._context.answer("", "")
@@ -217,7 +223,7 @@ class ReaderSession(CloudSession):
         return replace(metered, ids=tuple(ids), logprobs=(None,) * len(ids), stand=stand)
 
     def _shown_before(self) -> Sequence[Message]:
-        """The conversation as the cloud is shown it. Raises `Blocked`."""
+        """Return the conversation as the cloud model is shown it. Raises `Blocked`."""
         before = self._before
         if self._cloud.context_filter is not None:
             self._context = self._context or self._cloud.context_filter.of(before)
@@ -227,7 +233,7 @@ class ReaderSession(CloudSession):
         return [replace(one, local=False) for one in before.messages]
 
     def _passage(self, request: ConsultRequest) -> _Passage:
-        """The answer so far and its last sentences. Raises `Blocked`."""
+        """Divide the answer into the text so far and the sentences to verify. Raises `Blocked`."""
         start = len(self._prompt.ids)
         first = len(request.ids) - request.verify
         before = self._shown(request.ids[start:first])

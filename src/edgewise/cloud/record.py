@@ -1,8 +1,7 @@
-"""The record of what leaves: counts for each answer, and on demand every message.
+"""The record of what was sent to cloud models: counts for each answer, on demand every message.
 
-A session adds each message to an `Outgoing` before it leaves. Those of an answer come from its
-`SentAnswer`, so nothing of a conversation travels that the record does not know. Counts hold no
-text and stay in memory.
+A session adds each message to an `Outgoing` before it leaves. All of these are made by the answer's
+`SentAnswer`, so nothing is sent that is not recorded. Counts hold no text and stay in memory.
 """
 
 import errno
@@ -35,7 +34,7 @@ if sys.platform != "win32":
     import fcntl
 
 KEPT_ANSWERS = 100
-"""The last answers that the record shows."""
+"""Number of answers that the record keeps: the last ones."""
 
 _PREFETCH_SECONDS = 0.05
 
@@ -43,19 +42,19 @@ _NO_FILE = "it is not a file of this user's, but a link, a pipe, a device or ano
 
 
 class SentRecord:
-    """Records what the answers of a decoder or a server sent; thread-safe."""
+    """Records what the answers of a `Decoder` or a server sent to cloud models. Thread-safe."""
 
     def __init__(self, payloads: "PayloadsFile | None" = None) -> None:
-        """Every message is written to `payloads`."""
+        """With `payloads`, every message is also written to that file."""
         self.lock = threading.Lock()
         self.payloads = payloads
         self._answers: deque[SentAnswer] = deque(maxlen=KEPT_ANSWERS)
         self.forget()
 
     def answer(self, prompt: Prompt, cloud: str, tokenizer: Tokenizer) -> "SentAnswer":
-        """A new answer's part; `cloud` is the cloud model's name, its address where it has one.
+        """Begin the record of a new answer to `prompt`.
 
-        `tokenizer` is that of the ids that are sent.
+        `cloud` is the cloud model's name, or its URL; `tokenizer` is that of the ids that are sent.
         """
         host = urlsplit(cloud).netloc or cloud if "://" in cloud else cloud
         made = SentAnswer(self, self.conversation(prompt), host, tokenizer)
@@ -64,10 +63,10 @@ class SentRecord:
         return made
 
     def conversation(self, prompt: Prompt) -> str:
-        """The name of the conversation that an answer to `prompt` belongs to.
+        """Return a name (8 hex digits) for the conversation that `prompt` belongs to.
 
-        Conversations are told apart by their messages up to the first of the user's; a prompt of
-        ids is a new one.
+        Prompts with the same owner, and the same messages up to the user's first, are one
+        conversation; a prompt without a user's message is a new one.
         """
         messages = prompt.messages or ()
         first = next((at for at, one in enumerate(messages) if one.role == "user"), None)
@@ -78,9 +77,9 @@ class SentRecord:
         return hashlib.blake2b(beginning, key=self._secret, digest_size=4).hexdigest()
 
     def edge(self, host: str, message: bytes) -> None:
-        """A message, JSON, leaves to the server at `host` that runs the edge model.
+        """Write down a JSON message that is about to leave for the edge model's server at `host`.
 
-        Raises `EdgeError` where it cannot be recorded: do not send it.
+        Raises `EdgeError` if that is not possible: then the message must not be sent.
         """
         if self.payloads is None:
             return
@@ -92,21 +91,21 @@ class SentRecord:
             raise EdgeError(str(error)) from error
 
     def forget(self) -> None:
-        """Starts new conversations: later prompts get new names even if they begin alike."""
+        """Name conversations anew, so that later prompts join none that was recorded before."""
         # Secret, so that nobody who sees a conversation's name can try texts on it.
         self._secret = secrets.token_bytes(32)
 
     def answers(self) -> "list[SentAnswer]":
-        """The last answers that sent something, the oldest first."""
+        """Return those of the last `KEPT_ANSWERS` answers that sent something, oldest first."""
         with self.lock:
             return [one for one in self._answers if one.sums.bytes]
 
 
 class SentAnswer:
-    """Records what one answer sent; made by `SentRecord.answer`.
+    """The record of what one answer sent to a cloud model; made by `SentRecord.answer`.
 
-    It began `at`, in seconds since 1970. `sums` counts bodies of messages, and ids each time they
-    were sent; no ids are counted for text.
+    `at` is when the answer began, in seconds since 1970; `answer` is a random name for it. `sums`
+    counts the bodies of messages and, each time they were sent, ids (none where text was sent).
     """
 
     def __init__(
@@ -120,20 +119,20 @@ class SentAnswer:
         self._numbers = itertools.count()
 
     def consult(self, ids: Sequence[int], max_requests: int | None = None) -> Outgoing:
-        """What leaves for a new consult after `ids`, in no more than so many requests."""
+        """Return an `Outgoing` that records a consult after `ids`, in at most `max_requests`."""
         return Outgoing(ids, self._recorder("consult"), max_requests)
 
     def prefetch(self, ids: Sequence[int]) -> Outgoing:
-        """What leaves for a new prefetch of `ids`."""
+        """Return an `Outgoing` that records a prefetch of `ids`."""
         return Outgoing(ids, self._recorder("prefetch"))
 
     def prefetching(self, under_way: futures.Future[None]) -> None:
-        """A prefetch that nobody else waits for."""
+        """Note the future of a prefetch under way, for `counts` to wait for."""
         self._prefetches.add(under_way)
         under_way.add_done_callback(self._prefetches.discard)
 
     def counts(self) -> SentCounts:
-        """All that has travelled, once prefetches under way have left or take too long."""
+        """Return `sums`, after waiting a moment (0.05 s at most) for prefetches under way."""
         if flying := tuple(self._prefetches):
             futures.wait(flying, _PREFETCH_SECONDS)
         return self.sums
@@ -142,7 +141,7 @@ class SentAnswer:
         return partial(self._on_send, kind, next(self._numbers))
 
     def _on_send(self, kind: str, number: int, sent: Outgoing, ids: int, message: bytes) -> None:
-        """A message leaves now, in whichever thread. Raises a `CloudError` where it may not."""
+        """Record a message before it leaves; raise a `CloudError` if it must not. Any thread."""
         with self._record.lock:
             if self._record.payloads is not None:
                 self._record.payloads.write(self._payload(kind, number, sent, ids, message))
@@ -177,14 +176,14 @@ class SentAnswer:
 
 
 class PayloadsFile:
-    """Writes every message exactly as it is sent, before it is sent; else it is not sent.
+    """A file with every message exactly as it is sent, one line of JSON each.
 
-    A line of JSON each: `body` where the message is JSON, else its bytes in `base64`; `text` is
-    what the ids in it stand for.
+    Fields: `body` if the message is JSON, else its bytes as `base64`; `text` is what the ids in it
+    stand for. A message is written before it is sent; if that fails, it is not sent.
     """
 
     def __init__(self, path: Path) -> None:
-        """Goes on where `path` exists already. Raises `UsageError` where it cannot be written."""
+        """Open the file at `path`, to append to it. Raises `UsageError` if that is not possible."""
         self._path = path
         try:
             _append(path, b"")
@@ -194,7 +193,7 @@ class PayloadsFile:
             ) from error
 
     def write(self, payload: dict[str, object]) -> None:
-        """Writes a message before it is sent. If it raises `CloudUnavailable`, do not send it."""
+        """Write a message before it is sent. If this raises `CloudUnavailable`, do not send it."""
         try:
             _append(self._path, msgspec.json.encode(payload) + b"\n")
         except OSError as error:
@@ -223,10 +222,10 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def private_file(path: Path, flags: int) -> int:
-    """A descriptor of a file of this user's, made where it is missing, that nobody else may read.
+    """Open a file that only this user may read, creating it if it is missing; return a descriptor.
 
-    Raises `OSError` for another user's, and for a link, which may lead anywhere, a pipe or a
-    device.
+    `flags` are those of `os.open`. Raises `OSError` if the file belongs to another user, or is a
+    link, a pipe or a device.
     """
     # A pipe would be waited for; Windows has neither flag.
     flags |= os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -247,6 +246,6 @@ def private_file(path: Path, flags: int) -> int:
 
 
 def require_own(about: os.stat_result) -> None:
-    """Raises `OSError` for what is no regular file of this user's."""
+    """Raise `OSError` unless `about` describes a regular file that this user owns."""
     if not stat.S_ISREG(about.st_mode) or about.st_uid != getattr(os, "geteuid", int)():
         raise OSError(errno.EINVAL, _NO_FILE)

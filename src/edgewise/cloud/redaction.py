@@ -1,8 +1,8 @@
-"""What a cloud gets to see: the contract of a context filter, and the setting `redact`.
+"""Hiding private words from a cloud model: the contract of a context filter; the setting `redact`.
 
-A cloud of the edge's vocabulary is sent the ids that the edge reads. The cross-tokenizer adapter
-writes the conversation anew, so it may show other words for some. The filter and its detectors are
-an option (`options/redact`).
+A cloud model of the edge's vocabulary is sent the very ids that the edge model reads. A filter
+works in the cross-tokenizer adapter, which sends the conversation as text and so can put
+placeholders for words. The filter and its detectors are an option (`options/redact`).
 """
 
 import re
@@ -17,15 +17,19 @@ from edgewise.registry import Registry
 from edgewise.settings import file_bytes, unmarked
 
 Treatment = Literal["mask", "local", "allow"]
-"""Shown as a placeholder; or never sent, nor anything after it; or shown as it is."""
+"""What happens to a private word: "mask" shows the cloud a placeholder; "local" sends neither the
+word nor anything after it; "allow" shows the word."""
 
 MOST = 10_000
 LONGEST = 200
-"""Most words that a user may list, and most characters of each."""
+"""Most private words that a user may list, and most characters of each."""
 
 
 class Span(NamedTuple):
-    """Characters from `start` to before `end` of a text; `label` is one of the detector's."""
+    """A private word in a text: the characters from `start` to before `end`.
+
+    `label` is one of the detector's `labels`.
+    """
 
     start: int
     end: int
@@ -33,31 +37,34 @@ class Span(NamedTuple):
 
 
 class Detector(Protocol):
-    """Finds private words of one class, named by `--redact`. Several threads may ask at a time."""
+    """Finds private words of one class, such as e-mail addresses. Must be thread-safe."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Labels of its placeholders: capitals joined by underscores, such as EMAIL."""
+        """The labels of this detector's placeholders: capitals and underscores, such as EMAIL."""
         ...
 
     def find(self, text: str) -> Iterable[Span]:
-        """Returns spans in any order; they may overlap. An error or a timeout stops the consult."""
+        """Return the private words in `text`, in any order; they may overlap.
+
+        If this raises an error, nothing is sent.
+        """
         ...
 
 
 class Context(NamedTuple):
-    """A cloud's context before an answer: messages, else the `text` of a prompt of ids."""
+    """The text before an answer: its messages, or the `text` of a prompt that was given as ids."""
 
     messages: tuple[Message, ...] | None
     text: str = ""
 
 
 class Restored(NamedTuple):
-    """The cloud's text with placeholders replaced by the original words, as far as that is known.
+    """The cloud model's `text`, with placeholders replaced by the words that they stand for.
 
-    `whole` are places in `text`, from and to, that are one word each. `left` says what follows if
-    it ends early: words that may still become something else ("open"), or words that mean nothing
-    here ("unknown").
+    `whole` are the replaced places in `text`, as (start, end) in characters: each is to be kept or
+    dropped as a whole. `left` says why `text` ends before the cloud's does, if it does: the rest
+    may be half a placeholder ("open"), or begins with one that stands for no word ("unknown").
     """
 
     text: str
@@ -70,10 +77,11 @@ def _as_it_is(reply: str, *, ended: bool) -> Restored:
 
 
 class FilteredAnswer(NamedTuple):
-    """The redacted answer so far; `restored` translates the cloud's next words back.
+    """The answer so far as the cloud model sees it (`text`), with placeholders.
 
-    Of a longer answer the `text` begins alike, or the cloud's cache misses. `restored` is asked
-    with the cloud's words so far, and whether they have `ended`.
+    The `text` of a longer answer should begin with that of a shorter one, for the cloud's KV cache.
+    `restored(reply, ended=...)` returns a `Restored`: it puts words for placeholders in what the
+    cloud has written after `text`; `ended` says whether that is all.
     """
 
     text: str
@@ -81,30 +89,31 @@ class FilteredAnswer(NamedTuple):
 
 
 class FilteredContext(Protocol):
-    """What a cloud sees before one answer: `shown`. Any thread may ask."""
+    """The filtered context of one answer. `shown` is what the cloud sees of it. Thread-safe."""
 
     shown: Context
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
-        """The answer so far as the cloud sees it.
+        """Filter the answer so far, `written`; return what the cloud may see of it.
 
-        `begun` is the answer with the signs of calls that are control tokens, where it differs.
-        Raises `Blocked`, with `open` if the end may become a private word.
+        `begun` is the same answer with markers of tool calls that are control tokens, and so are
+        no text in `written`; None if there are none. Raises `Blocked` if it may not be sent; with
+        `open` set if only its end is in the way, as that may grow into a private word.
         """
         ...
 
 
 class ContextFilter(Protocol):
-    """Says what a cloud sees of each answer. `name` says what it hides. Any thread may ask."""
+    """Decides what a cloud model sees of each answer. `name` says what is hidden. Thread-safe."""
 
     name: str
 
     def local_only(self, before: Context) -> bool:
-        """Whether the text before an answer keeps the conversation on the device."""
+        """Whether `before`, the text before an answer, holds a word that must never be sent."""
         ...
 
     def of(self, before: Context) -> FilteredContext:
-        """The context that is shown. Raises `Blocked` if nothing may be."""
+        """Filter `before`, the text before an answer. Raises `Blocked` if nothing may be sent."""
         ...
 
 
@@ -120,14 +129,14 @@ FILTERS: Registry[Callable[["Redaction"], ContextFilter]] = Registry(
 )
 
 EXACT = ("email", "phone", "iban", "card", "ip", "secret")
-"""The classes of words with a form, those that `on` stands for."""
+"""The classes that `redact` = "on" stands for: words that are recognized by their form."""
 
 WORDS = "words"
-"""The class of the user's own words."""
+"""The class of private words that the user lists in a file."""
 
 
 class Redaction(NamedTuple):
-    """The treatment of each class of private words, and the user's own words."""
+    """A parsed setting `redact`: the treatment by class of private words, and the listed words."""
 
     treatments: Mapping[str, Treatment]
     words: tuple[str, ...] = ()
@@ -139,7 +148,10 @@ class Redaction(NamedTuple):
 
 
 def redaction_of(redact: str | None) -> Redaction:
-    """The rules of a setting. Raises `UsageError`, also if its parts contradict each other."""
+    """Parse the setting `redact`, such as "on,iban=local,@FILE"; None or "off" hides nothing.
+
+    Raises `UsageError` if it is invalid, or if a word list is.
+    """
     if redact is None or redact.strip() == "off":
         return Redaction({})
     items = [one.strip() for one in redact.split(",")]
@@ -158,7 +170,7 @@ def redaction_of(redact: str | None) -> Redaction:
 
 
 def _item(one: str) -> dict[str, Treatment]:
-    """`on`, a class, or a class and how it is treated."""
+    """Parse one part of the setting: "on" or a class, with "=" and a treatment or without."""
     name, given, how = one.partition("=")
     if given and how not in get_args(Treatment):
         raise UsageError(
@@ -177,7 +189,7 @@ def _item(one: str) -> dict[str, Treatment]:
 
 
 def words_of(files: Sequence[str]) -> tuple[str, ...]:
-    """The words of these files, one a line. Raises `UsageError`."""
+    """Read the private words in these files, one a line. Raises `UsageError` if one is invalid."""
     lines = list[str]()
     for name in files:
         content = file_bytes(from_home(name), f"The word list {name!r}", most=8 * MOST * LONGEST)
@@ -198,21 +210,21 @@ def words_of(files: Sequence[str]) -> tuple[str, ...]:
 
 
 def filter_of(redact: str | None) -> ContextFilter | None:
-    """The context filter of a setting; None where nothing is hidden. Raises `UsageError`."""
+    """Return the context filter for `redact`; None if it hides nothing. Raises `UsageError`."""
     rules = redaction_of(redact)
     return FILTERS.load("redact")(rules) if rules.treatments else None
 
 
-# They change what stands before them, if anything, and are no signs of a text's.
+# Characters without a shape of their own: `letters` leaves them out.
 UNSEEN = re.compile("[\u034f\u115f\u1160\u3164\ufe00-\ufe0f\uffa0]")
 
 _NO_LETTER = re.compile(r"[\W_]+")
 
 
 def letters(text: str) -> str:
-    """Letters and digits alone, without accents and in small letters.
+    """Return the letters and digits of a text, in lower case and without accents.
 
-    Of two texts in a row they are those of the one and then the other's.
+    The result for two texts joined is the two results joined.
     """
     read = unicodedata.normalize("NFKD", UNSEEN.sub("", text)).casefold()
     return _NO_LETTER.sub("", read)

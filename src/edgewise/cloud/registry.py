@@ -1,6 +1,6 @@
-"""Cloud engines by name: by ids, by text, a gateway, and what packages add.
+"""Cloud engines by name: servers that take ids, APIs that take text, a gateway, and added ones.
 
-Each says what it is: `owner` as servers name it in `/v1/models`.
+Detection goes by `owner`: the `owned_by` that a server gives its models in `/v1/models`.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from edgewise.registry import Registry, did_you_mean
 from edgewise.servers.base import IdServer, ListedModel, TextServer
 
 AUTO = "auto"
-"""Stands for whatever is found at the URL."""
+"""The engine name that means: detect the engine at the URL."""
 
 GATEWAY = "gateway"
 
@@ -24,7 +24,7 @@ BY_IDS = {
     "vllm": "edgewise.servers.openai:VllmServer",
     "sglang": "edgewise.servers.sglang:SglangServer",
 }
-"""A gateway can be started in front of these."""
+"""Servers that take token ids. A gateway can be started in front of these."""
 
 BY_TEXT = {
     "llama-server-text": "edgewise.servers.llama_server:LlamaCppText",
@@ -40,38 +40,39 @@ BY_TEXT = {
     "edgewise": "edgewise.servers.chat:EDGEWISE",
     "completions": "edgewise.servers.openai:CompletionsServer",
 }
-"""APIs that take text, in the order in which an unknown API is tried.
+"""APIs that take text and continue it, in the order in which they are tried on an unknown server.
 
-Paths of their own come first, which others decline; then fields that others may not know; then the
-plain trailing message, that some take for an answer given. The last needs a tokenizer too.
+First APIs with paths of their own, which other servers decline; then those that mark a started
+answer by a field, which others may not know; then those that only put it last, which some servers
+take for a finished answer. "completions" renders the chat template here, so it needs a tokenizer.
 """
 
 BY_CHAT = {
     "openai": "edgewise.servers.chat:OpenAiServer",
     "anthropic": "edgewise.servers.anthropic:AnthropicServer",
 }
-"""Chat APIs that continue nothing: they read passages."""
+"""Chat APIs that cannot continue a started answer, but verify passages of one (`ReaderCloud`)."""
 
 ENGINES: Registry[Any] = Registry(
     "cloud engine",
     "edgewise.cloud",
     {**BY_IDS, **BY_TEXT, **BY_CHAT, GATEWAY: "edgewise.cloud.gateway:GatewayCloud"},
 )
-"""An entry describes a server (`IdServer`, `TextServer`), or it makes a cloud.
+"""All cloud engines by name, with those that packages add as entry points.
 
-What makes a `CloudModel`, a `HttpEngine` or a `TextEngine` is called with the URL, `key` and
-`model`, which are None where none was given.
+An entry is the description of a server (`IdServer` or `TextServer`), or a callable that makes a
+`CloudModel`, an `HttpEngine` or a `TextEngine` from a URL, `key` and `model` (None if not given).
 """
 
 _LONGEST = 100
 
 
 class UnknownEngine(CloudRejected):
-    """The server at this URL is not a known engine with token-id input."""
+    """The server at this URL is not one of the engines that Edgewise detects by itself."""
 
 
 def check_name(engine: str) -> None:
-    """Raises `UsageError` for what is neither "auto" nor a name of `ENGINES`."""
+    """Raise `UsageError` unless `engine` is "auto" or a name of `ENGINES`."""
     if engine != AUTO and engine not in ENGINES:
         known = [AUTO, *ENGINES.names()]
         raise UsageError(
@@ -82,14 +83,17 @@ def check_name(engine: str) -> None:
 
 
 def entry_of(name: str) -> Any:
-    """What that name stands for. Raises `UsageError` for an unknown one."""
+    """Return the entry of `ENGINES` by that name: a server's description, or a callable.
+
+    Raises `UsageError` for an unknown name.
+    """
     entry = ENGINES.load(name)
     described = isinstance(entry, type) and issubclass(entry, IdServer | TextServer)
     return entry() if described else entry
 
 
 def takes_text(name: str) -> bool:
-    """Whether it takes and returns text."""
+    """Whether the engine of that name takes and returns text, not ids. Raises `UsageError`."""
     entry = entry_of(name)
     made = isinstance(entry, type) and issubclass(entry, TextEngine)
     return made or isinstance(entry, TextServer)
@@ -98,9 +102,9 @@ def takes_text(name: str) -> bool:
 def opened(
     name: str, url: str, *, key: str | None = None, model: str | None = None, **options: Any
 ) -> Any:
-    """An engine of that name at `url`, by ids or by text, or a `CloudModel`.
+    """Make the engine of that name at `url`: an `HttpEngine`, a `TextEngine` or a `CloudModel`.
 
-    One that renders the chat template has the cloud model's `tokenizer` among its options.
+    `options` go to it; one that renders the chat template here needs `tokenizer`, the cloud's.
     """
     entry = entry_of(name)
     if isinstance(entry, IdServer):
@@ -113,7 +117,7 @@ def opened(
 def engine_by_ids(
     name: str, url: str, *, key: str | None = None, model: str | None = None
 ) -> HttpEngine:
-    """The engine of that name at `url`. Raises `UsageError` for one that takes no ids."""
+    """Make the engine of that name at `url`. Raises `UsageError` if it takes no token ids."""
     entry = entry_of(name)
     by_ids = isinstance(entry, type) and issubclass(entry, HttpEngine)
     if not by_ids and not isinstance(entry, IdServer):
@@ -127,14 +131,15 @@ def engine_by_ids(
 
 
 def owners() -> dict[str, str]:
-    """Engine names by the `owned_by` of a server's models, in lower case."""
+    """Return the names of detectable engines by their `owner` (`owned_by`), in lower case."""
     return {entry_of(name).owner: name for name in (*BY_IDS, GATEWAY, "edgewise")}
 
 
 async def engine_at(url: str, *, key: str | None = None, model: str | None = None) -> str:
-    """The name of the engine, or of the gateway, at `url`; raises a `CloudError`.
+    """Detect the engine or the gateway at `url`, and return its name in `ENGINES`.
 
-    It is the owner of `model`, or else of any of the models there.
+    Asks the server for its list of models; the `owned_by` of `model` counts first. Raises
+    `UnknownEngine` for another server, or another `CloudError`.
     """
     lister = Endpoint(url, key=key)
     known = owners()
@@ -165,7 +170,7 @@ async def engine_at(url: str, *, key: str | None = None, model: str | None = Non
 
 
 def _owner(models: Sequence[ListedModel], model: str | None, known: dict[str, str]) -> str:
-    """A key of `known`, or the owner of the model where nobody there is one."""
+    """The first `owned_by` that is a key of `known`, else that of `model` or of the first model."""
     first = model_named(models, model) or models[0]
     owners = [one.owned_by for one in (first, *models)]
     return next((one.lower() for one in owners if one.lower() in known), first.owned_by)

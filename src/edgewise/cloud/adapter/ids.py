@@ -1,4 +1,4 @@
-"""A cloud model of another vocabulary: its own template, its own ids, its words in the edge's."""
+"""The cross-tokenizer adapter for cloud models that take token ids of another vocabulary."""
 
 from concurrent.futures import Future
 
@@ -20,10 +20,10 @@ from edgewise.prompts import Prompt, prompt_ids
 
 
 class Adapter(AdaptedCloud):
-    """Implements `CloudModel` over a cloud with another vocabulary, asked at word boundaries.
+    """A wrapper around a cloud model of another vocabulary, which is asked only between words.
 
     A request for n tokens is one for n words, so a completion may have more ids than n. `close`
-    closes `cloud` too.
+    closes the wrapped model `cloud` too.
     """
 
     def __init__(
@@ -34,7 +34,10 @@ class Adapter(AdaptedCloud):
         edge: Tokenizer,
         context_filter: ContextFilter | None = None,
     ) -> None:
-        """`own` is the cloud's tokenizer; without a `context_filter` the cloud sees everything."""
+        """`own` is the cloud model's tokenizer, `edge` the edge model's.
+
+        `context_filter` hides private words; without one the cloud sees everything.
+        """
         super().__init__(cloud.name, edge, context_filter)
         self.cloud, self.here, self.id_engine = cloud, cloud.here, cloud.id_engine
         self.own = self.own_tokenizer = own
@@ -48,7 +51,10 @@ class Adapter(AdaptedCloud):
         return AdaptedIdSession(self, prompt)
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
-        """Prove that the cloud's ids are those of its tokenizer; raises as the base does."""
+        """Check that the cloud model's ids are those of the tokenizer `own`.
+
+        `tokenizer` is the edge model's. Raises `VocabularyMismatch` or a `CloudError`.
+        """
         self.require_edge(tokenizer)
         try:
             how = self.cloud.check_vocabulary(self.own)
@@ -71,11 +77,11 @@ def adapted(
     own: Tokenizer | None = None,
     context_filter: ContextFilter | None = None,
 ) -> CloudModel:
-    """`cloud` itself if it has the `edge`'s vocabulary, or an unknown one; else an adapter.
+    """Return an `Adapter` around `cloud` if its vocabulary is not the edge model's, else `cloud`.
 
-    `own` is the cloud's tokenizer; that of a model in this process is in its file. With a
-    `context_filter` there is always an adapter: an unknown vocabulary is taken for the edge's,
-    which `check` verifies. Raises `UsageError` for an adapter, which has a context filter already.
+    `own` is the cloud model's tokenizer; a model in this process has its own in its file. Without a
+    tokenizer the vocabulary is taken for the edge's, which `check_vocabulary` verifies later. With
+    a `context_filter` an adapter is always made; raises `UsageError` if `cloud` is one already.
     """
     if own is None and cloud.local is not None:
         own = cloud.local.tokenizer
@@ -97,7 +103,7 @@ def checked(
     own: Tokenizer | None = None,
     context_filter: ContextFilter | None = None,
 ) -> CloudModel:
-    """`adapted` and then `check`ed; raises the same errors, and then closes `cloud`."""
+    """Return `adapted(...)` after `check_vocabulary`; if either raises an error, close `cloud`."""
     try:
         model = adapted(cloud, edge, own, context_filter)
         model.check_vocabulary(edge)
@@ -108,7 +114,7 @@ def checked(
 
 
 class AdaptedIdSession(AdaptedSession):
-    """Prompt and answer go in the cloud's ids."""
+    """The session of an `Adapter`: sends prompt and answer in ids of the cloud model."""
 
     def __init__(self, adapter: Adapter, prompt: Prompt) -> None:
         super().__init__(adapter, prompt)
@@ -139,7 +145,10 @@ class AdaptedIdSession(AdaptedSession):
         return reply
 
     def read(self, consult: WordConsult, reply: Completion) -> ReplyChunk:
-        """Raises `CloudProtocolError` for an invalid completion."""
+        """Return the text of a completion of one request, as bytes, without its end tokens.
+
+        Raises `CloudProtocolError` if the completion is invalid.
+        """
         own = self.own
         reply.validate(asked=consult.step, prompt=len(consult.ids), size=own.size)
         ids = [token for token in reply.ids if token not in own.eos_ids]

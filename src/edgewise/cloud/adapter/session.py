@@ -1,7 +1,7 @@
-"""A cloud with another vocabulary: the edge's answer goes out as text, its words come in as ids.
+"""Base classes for cloud models of another vocabulary: text is sent, and words become edge ids.
 
-`AdaptedCloud` and `AdaptedSession` are what clouds by ids (`ids`) and by text (`text`) have in
-common; each says how a request is made and its reply read.
+Subclasses say how a request is made and its reply read: in the cloud model's ids (module `ids`), or
+as text (module `text`).
 """
 
 import logging
@@ -43,37 +43,38 @@ from edgewise.prompts.tool_formats import markers
 from edgewise.servers.replies import THINK
 
 WORD = 8
-"""Tokens that a cloud elsewhere is asked for at once, for a word: enough for 19 of 20."""
+"""Tokens per request for one word, from a cloud model elsewhere: enough for 19 words of 20."""
 
 STEP = 2
-"""The same in this process, where asking again costs no round trip."""
+"""Tokens per request from a model in this process, where asking again costs no round trip."""
 
 LONGEST = 32
-"""Tokens after which a word that is not whole is given up."""
+"""Tokens written by the cloud after which a word that is not complete is given up."""
 
 FURTHER = 4
-"""Tokens more for each further word."""
+"""Tokens added to `WORD` and to `LONGEST` for each word after the first."""
 
 AT_ONCE = 256
-"""Most tokens that it is asked for at once, however many words are wanted."""
+"""Most tokens in one request, however many words are wanted."""
 
 _log = logging.getLogger(__name__)
 
 
 class AdaptedCloud(CloudModel):
-    """A cloud that sees what a context filter leaves, and answers in the edge's ids."""
+    """Base class of cloud models of another vocabulary, whose text a context filter may redact."""
 
     step: int | None = None
-    """Tokens of each request; None: as many as the words may take."""
+    """Tokens of each request; None for as many as the wanted words may take."""
 
     def __init__(self, name: str, edge: Tokenizer, context_filter: ContextFilter | None) -> None:
-        """`edge` is the edge's tokenizer; without a `context_filter` the cloud sees everything."""
+        """`edge` is the edge model's tokenizer; without `context_filter` nothing is hidden."""
         self.name, self.edge, self.context_filter = name, edge, context_filter
         # The end of `identity`.
         self.filtered = f", {context_filter.name}" if context_filter else ""
 
     def budget(self, words: int) -> tuple[int, int]:
-        """Tokens that a request for so many words asks for; after how many no more are asked."""
+        """Return the tokens to ask for in each request of a consult for `words` words, and the
+        total after which no further request is made."""
         further = FURTHER * (words - 1)
         return self.step or min(WORD + further, AT_ONCE), LONGEST + further
 
@@ -86,7 +87,7 @@ class AdaptedCloud(CloudModel):
         return shown is not None and shown.local_only(preceding(self.edge, prompt))
 
     def require_edge(self, tokenizer: Tokenizer) -> None:
-        """Raises `VocabularyMismatch` unless this is the edge's tokenizer."""
+        """Raise `VocabularyMismatch` unless `tokenizer` equals the edge model's."""
         if fingerprint(tokenizer) != fingerprint(self.edge):
             raise VocabularyMismatch(
                 f"The adapter of {self.name!r} is for another edge vocabulary",
@@ -95,10 +96,10 @@ class AdaptedCloud(CloudModel):
 
 
 class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of one request of a consult; `data` follows that of the requests before.
+    """What one of the requests of a consult brought.
 
-    It may end inside of a character. `ended` where the cloud ended the answer there. `size` tokens
-    count towards the most of a consult.
+    `data` is the new text in UTF-8, and may end inside a character; `ended` says whether the cloud
+    ended the answer there; `size` is the tokens that count towards the consult's limit.
     """
 
     data: bytes
@@ -107,11 +108,11 @@ class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdaptedSession(CloudSession, ABC):
-    """Implements `CloudSession`: the same conversation, as the cloud reads it.
+    """Base class of sessions with a cloud model of another vocabulary.
 
-    A subclass says, once `begin` was called, how the cloud reads an answer: as if a blank stood
-    before it (`puts_blanks`), without ends of lines at its end (`holds_lines`), without a finished
-    block of reasoning (`leaves_thoughts`).
+    Subclasses set how the cloud reads an answer: `puts_blanks`, as if a blank stood before it;
+    `holds_lines`, so that line ends at its end are not sent; `leaves_thoughts`, so that a finished
+    block of reasoning is not sent. These are valid once `begin` was called.
     """
 
     puts_blanks = holds_lines = leaves_thoughts = False
@@ -126,24 +127,32 @@ class AdaptedSession(CloudSession, ABC):
 
     @abstractmethod
     def begin(self, before: Context) -> None:
-        """Begin a conversation with the cloud. Raises a `CloudError` where it cannot read it."""
+        """Begin a conversation with the cloud model; called before the first request.
+
+        `before` is the text before the answer, redacted. Raises a `CloudError` if the cloud model
+        cannot read it.
+        """
 
     @abstractmethod
     def request(self, consult: "WordConsult", deadline: float) -> Future[Any]:
-        """The next request of a consult. The future fails with a `CloudError`."""
+        """Send the next request of a consult; return the future of its reply.
+
+        `deadline` is in seconds from now. The future fails with a `CloudError`.
+        """
 
     @abstractmethod
     def meter(self, consult: "WordConsult", reply: Any) -> Completion:
-        """What `request` was billed, and its prompt tokens."""
+        """Return a completion without ids, whose counts say what the request was billed."""
 
     @abstractmethod
     def read(self, consult: "WordConsult", reply: Any) -> ReplyChunk:
-        """Check what `request` brought. Raises a `CloudError` for an invalid reply."""
+        """Check the reply to a request and return its text. Raises a `CloudError` if invalid."""
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Ask for `n` words after the ids, but for the bytes of a character that is not whole.
+        """Ask for `request.n` words after the ids; return the future of the completion.
 
-        Raises `Blocked` if nothing may be sent.
+        The bytes of an incomplete last character are not sent. The future fails with a
+        `CloudError`. Raises `Blocked` if the context filter forbids sending the text.
         """
         end = time.monotonic() + request.deadline
         try:
@@ -158,7 +167,7 @@ class AdaptedSession(CloudSession, ABC):
         return WordConsult(self, request, shown, end).begin()
 
     def _shown(self, ids: Sequence[int]) -> str:
-        """The answer as the cloud reads it."""
+        """The text of the answer so far as the cloud model reads it, before redaction."""
         start, block = len(self.prompt.ids), "none"
         left = ids[start:]
         if self.leaves_thoughts:
@@ -170,7 +179,7 @@ class AdaptedSession(CloudSession, ABC):
         return text.lstrip() if block == "over" else text
 
     def _begun(self, ids: Sequence[int]) -> str:
-        """The answer with the control tokens that are signs of calls."""
+        """The text of the answer, with those markers of tool calls that are control tokens."""
         answer = ids[len(self.prompt.ids) :]
         pieces = [self._markers.get(token) or self.edge.piece(token) for token in answer]
         return b"".join(pieces).decode("utf-8", "ignore")
@@ -195,25 +204,25 @@ class AdaptedSession(CloudSession, ABC):
 
 
 def preceding(edge: Tokenizer, prompt: Prompt) -> Context:
-    """The prompt's messages, else the text that its ids spell."""
+    """Return the prompt's messages as a `Context`, or the text of its ids if it has none."""
     if prompt.messages is not None:
         return Context(prompt.messages)
     return Context(None, bytes_of(edge, prompt.ids).decode("utf-8", "replace"))
 
 
 class WordConsult:
-    """Asks until enough words are whole; lives in whichever thread brings the cloud's tokens.
+    """A consult for words, which sends requests until enough words are complete.
 
-    Each request continues after the `data` of those before it. `ids` are what the cloud
-    was sent and wrote, if it takes ids.
+    `data` is what the cloud has written so far: the next request continues after it. `ids` are all
+    ids that were sent and written, if the cloud takes ids. Runs in the threads that bring replies.
     """
 
     def __init__(
         self, session: AdaptedSession, request: ConsultRequest, shown: FilteredAnswer, end: float
     ) -> None:
-        """Asks for words after the `shown` answer, until `end` (monotonic clock).
+        """`shown` is the redacted answer so far, which is sent without the blanks at its end.
 
-        The cloud is sent its `text`, without the blanks at its end.
+        `end` is when the deadline passes, by the monotonic clock.
         """
         self.request = request
         self.text, self._held = held_back(shown.text, lines=session.holds_lines)
@@ -228,7 +237,7 @@ class WordConsult:
         self._flying: Future[Any] | None = None
 
     def begin(self) -> Future[Completion]:
-        """Send the first request."""
+        """Send the first request; return the future of the consult's completion."""
         self._future.add_done_callback(self._given_up)
         self._ask_more()
         return self._future
@@ -265,7 +274,7 @@ class WordConsult:
                     self._future.set_exception(_of_cloud(error) if known else error)
 
     def _completion(self, ended: bool) -> Completion | None:
-        """The completion, or None where more of it is needed; raises `CloudError`."""
+        """The completion, or None if another request is needed; raises a `CloudError`."""
         session, chunks, data = self._session, self._chunks, self.data
         text = characters(data)
         restored = self._shown.restored(text, ended=ended)

@@ -1,7 +1,7 @@
-"""A cloud behind an API that takes and returns text: what the edge wrote goes out as it reads.
+"""A cloud model behind an API that takes and returns text: it continues the answer as text.
 
-A few requests find out how an API continues an answer that was begun. What is asked is fixed. That
-a model writes other words than another proves nothing; only one that begins anew does.
+A few fixed requests find out how an API continues a started answer. That a model continues with
+unexpected words proves nothing; only one that starts the answer over is refused.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from edgewise.prompts import Message, Prompt
 from edgewise.servers.replies import THINK, uncached
 
 PROBE_SECONDS = 60.0
-"""Timeout of a probe: how an API continues, and how much of a long prompt it computes again."""
+"""Seconds that finding out how an API continues a started answer may take."""
 
 THOUGHT = "</think>"
 """Ends a block of reasoning in the cloud's text."""
 
 TOKENS = 6
-"""A reply's, in a probe."""
+"""Most tokens of a reply in a probe."""
 
 _ASKED = (Message("user", "Count in words from one to ten, separated by spaces."),)
 
@@ -42,13 +42,13 @@ _BEGUN = (("one two three fo", "ur"), ("one two three four five six sev", "en"))
 _ODD = "= # one two three fo"
 _WORDS = "one two three four"
 _ANEW = ("one", "1", "sure", "i ", "i'", "here", "certainly", "of course", "okay", "ok,", "great")
-"""Lower-case words that a new answer begins with."""
+"""How a model that starts the answer over begins, in lower case."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """Properties of an API's continuations.
+    """How an API continues a started answer.
 
-    `echoes`: a reply repeats what was sent. `trims`: blanks at the end of that may be lost.
+    `echoes`: a reply repeats the text sent. `trims`: blanks at the end of that text may be lost.
     """
 
     echoes: bool = False
@@ -56,19 +56,19 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_words(self) -> str:
-        """A description for people."""
+        """A description for people, such as "exact, keeps blanks"."""
         first = "exact, after what it repeats" if self.echoes else "exact"
         blanks = "may drop blanks at the end of what is sent" if self.trims else "keeps blanks"
         return f"{first}, {blanks}"
 
 
 class ApiCloud(AdaptedCloud):
-    """A cloud over a `TextEngine`, with an I/O thread of its own."""
+    """Base class of cloud models behind a text API (`TextEngine`), with an I/O thread each."""
 
     def __init__(
         self, engine: TextEngine, *, edge: Tokenizer, context_filter: ContextFilter | None = None
     ) -> None:
-        """`context_filter` says what the cloud gets to see (default: everything)."""
+        """`edge` is the edge model's tokenizer; without `context_filter` nothing is hidden."""
         super().__init__(engine.url, edge, context_filter)
         self.engine = engine
         self._io = IoThread(self.name)
@@ -79,9 +79,9 @@ class ApiCloud(AdaptedCloud):
 
 
 class TextCloud(ApiCloud):
-    """Implements `CloudModel`: it is asked where a word opens, for words.
+    """A cloud model behind an API that continues text; it is asked for words, where a word begins.
 
-    Once checked, `capabilities` say how it continues.
+    After `check_vocabulary`, `capabilities` says how the API continues a started answer.
     """
 
     def __init__(self, engine: TextEngine, **options: Any) -> None:
@@ -103,7 +103,11 @@ class TextCloud(ApiCloud):
         return AdaptedTextSession(self, prompt)
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
-        """Probe how the API continues; raises as the base does, and `CloudRejected`."""
+        """Find out how the API continues a started answer; `tokenizer` is the edge model's.
+
+        Raises `VocabularyMismatch` if this object was made for another edge model, and a
+        `CloudError`: `CloudRejected` if the API starts the answer over.
+        """
         self.require_edge(tokenizer)
         self.submit(self._probe(), PROBE_SECONDS).result()
         self.vocabulary_check = (
@@ -112,7 +116,7 @@ class TextCloud(ApiCloud):
         return self.vocabulary_check
 
     async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
-        """Sends one request; drops the reply of another model than the one that was probed."""
+        """Send a request; return the reply. Raises a `CloudError`, also if the model changed."""
         try:
             await self._recheck()
             served = self._served
@@ -135,14 +139,14 @@ class TextCloud(ApiCloud):
         self._since = time.monotonic()
 
     async def _recheck(self) -> None:
-        """After an outage or a reconnect, probe an API that serves another model."""
+        """After an outage or a reconnect, look which model is served; probe one that is new."""
         stale = self._reconnected.is_set() and time.monotonic() - self._since > FRESH_SECONDS
         if self._served and stale:
             await self._probe()
 
 
 class AdaptedTextSession(AdaptedSession):
-    """Messages go as they are; consults share connections."""
+    """The session of a `TextCloud`: each consult sends all messages and the answer's text."""
 
     # Templates do so with earlier turns, and APIs take no signs of other families.
     leaves_thoughts = True
@@ -190,12 +194,15 @@ class AdaptedTextSession(AdaptedSession):
         return ReplyChunk(data=whole.encode(), ended=ended, size=size)
 
     def _sent(self, consult: WordConsult) -> tuple[str, str]:
-        """Text that the next request of a consult continues, and the blanks held back."""
+        """The text that a consult's next request sends, and the blanks held back at its end."""
         return held_back(consult.text + consult.data.decode(), lines=self.holds_lines)
 
 
 def billed(reply: TextContinuation, most: int) -> Completion:
-    """What a reply of `most` tokens was billed; an API may not report what it has written."""
+    """Return a completion without ids, whose counts say what a reply was billed.
+
+    `most` is the tokens asked for, billed if the API does not report how many it wrote.
+    """
     return Completion(
         ids=(),
         logprobs=(),
@@ -207,20 +214,20 @@ def billed(reply: TextContinuation, most: int) -> Completion:
 
 
 class Probe:
-    """Asks an API to continue an answer, to see what it does."""
+    """Finds out, by a few fixed requests, how an API continues a started answer."""
 
     def __init__(self, engine: TextEngine) -> None:
         self._engine = engine
         self._echoes = False
 
     async def capabilities(self) -> Capabilities:
-        """Raises `CloudRejected` where it does not continue."""
+        """Return what the requests show. Raises `CloudRejected` if the API cannot be used."""
         await self._continues()
         await self._require_blanks()
         return Capabilities(echoes=self._echoes, trims=await self._trims())
 
     async def _continues(self) -> None:
-        """Raises `CloudRejected` for one that does not."""
+        """Raise `CloudRejected` if the API does not continue a started answer."""
         replies: list[str] = []
         for begun, rest in _BEGUN:
             reply = await self._reply(begun)
@@ -236,7 +243,7 @@ class Probe:
         raise self._restarts(replies[0])
 
     async def _repeated(self) -> str:
-        """The reply to a beginning that none of its own would have: what it repeats is an echo."""
+        """Return the text after an echo; raise `CloudRejected` if it was no echo, but a restart."""
         reply = (await self._asked(_ODD)).lstrip()
         if not reply.startswith(_ODD) or reply == _ODD:
             raise self._restarts(reply)
@@ -244,7 +251,7 @@ class Probe:
         return reply.removeprefix(_ODD)
 
     async def _require_blanks(self) -> None:
-        """Raises `CloudRejected` where blanks are lost before a reply: words would run together."""
+        """Raise `CloudRejected` if a reply loses its leading blank: words would run together."""
         if (await self._reply(_WORDS)).startswith("five"):
             raise CloudRejected(
                 f"{self._engine.url!r} drops the leading space of its continuation",
@@ -252,7 +259,7 @@ class Probe:
             )
 
     async def _trims(self) -> bool:
-        """Whether blanks at the end of what is sent are lost, or refused."""
+        """Whether the API loses or refuses blanks at the end of a started answer."""
         try:
             return (await self._reply(f"{_WORDS} "))[:1].isspace()
         except CloudRejected:
@@ -283,9 +290,9 @@ class Probe:
 
 
 def unechoed(sent: str, reply: str, url: str) -> str:
-    """Strips the echo of an API that repeats what it was sent. Returns only the new text.
+    """Return a reply without its beginning, in which the API at `url` repeats the text `sent`.
 
-    Raises `CloudProtocolError` where it does not.
+    Raises `CloudProtocolError` if the reply does not begin with that text.
     """
     again = reply.lstrip()
     if not sent.strip():

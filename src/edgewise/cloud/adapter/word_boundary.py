@@ -1,9 +1,8 @@
-"""Word boundaries: where a cloud with another vocabulary is asked, what is kept of its reply.
+"""Word boundaries: where a cloud model with another vocabulary is asked, and what its reply adds.
 
-Blocks of reasoning, which models write before an answer, are boundaries too.
-
-What the edge has written is not changed. A reply is appended in the edge's ids, so nothing in its
-KV cache is tokenised again. Consults are made, and replies end, between two words.
+Consults are made, and replies end, between two words. A reply is appended in the edge model's ids,
+so nothing that is in its KV cache is tokenized again. Blocks of reasoning, which models write
+before an answer, are found here too: some cloud models cannot continue inside one.
 """
 
 import codecs
@@ -18,7 +17,7 @@ from edgewise.errors import NothingUsable
 BLANKS = " \t"
 
 REPEATED = 24
-"""Characters of an answer's beginning that a reply does not come to by chance."""
+"""Characters of an answer's beginning that, in a reply, are no coincidence but a repetition."""
 
 _CONTEXT = 32
 """Ids before a place that are read to judge it."""
@@ -37,7 +36,10 @@ _LETTERS_OF_FLAGS = range(0x1F1E6, 0x1F200)
 
 
 class Kept(NamedTuple):
-    """The used part of a reply. `complete`: no more is needed; `ends`: it ends the answer."""
+    """The part of a reply that is used, as `text`.
+
+    `complete` says whether the consult needs no further request, `ends` whether the answer ends.
+    """
 
     text: str
     complete: bool
@@ -45,9 +47,9 @@ class Kept(NamedTuple):
 
 
 def opens_word(before: str, after: str) -> bool:
-    """Whether a consult may stand between two texts, by their characters alone.
+    """Whether a word, or the blanks before a word, begin where `after` follows `before`.
 
-    Where a word, or blanks before one, begin; `after` may be empty, as an end token is.
+    True if either text is empty, as that of an end token is.
     """
     if not before or not after or before[-1].isspace():
         return True
@@ -55,19 +57,20 @@ def opens_word(before: str, after: str) -> bool:
 
 
 def held_back(written: str, *, lines: bool = False) -> tuple[str, str]:
-    """Splits an answer into the text to send and the blanks to hold back; with `lines`, newlines.
+    """Split an answer into the text to send and the blanks at its end, which are held back.
 
     Most tokens include the blank before a word, and some clouds drop blanks at the end of a text.
+    With `lines`, line ends are held back too.
     """
     sent = written.rstrip(None if lines else BLANKS)
     return sent, written[len(sent) :]
 
 
 def added(sent: str, reply: str) -> str:
-    """Strip the echo: some APIs repeat what was sent before they continue. Returns the new text.
+    """Return the new text of a reply, which may repeat the text `sent` before it continues.
 
-    Raises `NothingUsable` where all of a reply is how the answer begins: the model began it anew.
-    A reply that differs later on, as a table's next row does, continues it.
+    Raises `NothingUsable` if the whole reply is the beginning of `sent`: the model restarted the
+    answer. A reply that begins alike and then differs, as a table's next row does, is all new.
     """
     begun, again = sent.lstrip(), reply.strip()
     shorter = min(len(begun), len(again))
@@ -84,11 +87,12 @@ def added(sent: str, reply: str) -> str:
 def kept(
     reply: bytes, held: str, words: int, *, ended: bool, whole: Sequence[tuple[int, int]] = ()
 ) -> Kept:
-    """At most so many whole words of a reply, without blanks that the answer has already.
+    """Return the first `words` complete words of a reply, or as many as it has.
 
-    `ended` if the cloud ended the answer there. The last word is whole if another begins after
-    it. Never a part of a character, nor U+FFFD, which stands for one. No word ends inside
-    of what is `whole`: places from and to, in characters.
+    `held` are the blanks that the answer already ends with: they are removed. `ended` says whether
+    the cloud ended the answer there; otherwise the last word is complete only if another begins
+    after it. `whole` are places, (start, end) in characters, inside which no word ends. The text
+    ends before an incomplete character, or U+FFFD, which stands for one.
     """
     read = characters(reply)
     ended = ended and len(read.encode()) == len(reply)
@@ -104,7 +108,7 @@ def kept(
 
 
 def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
-    """Whether the tokenizer, given `text`, writes a token's end at character `at`."""
+    """Whether a token ends at character `at` when the tokenizer encodes `text`."""
     data, wanted = text.encode(), len(text[:at].encode())
     pieces = [tokenizer.piece(token) for token in tokenizer.encode(text)]
     whole = b"".join(pieces)
@@ -120,7 +124,7 @@ def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
 
 
 def characters(data: bytes) -> str:
-    """The whole characters at the beginning."""
+    """Decode UTF-8 up to the first incomplete character or U+FFFD."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -129,14 +133,14 @@ def characters(data: bytes) -> str:
 
 
 def written_text(data: bytes) -> str | None:
-    """Decodes an answer's bytes; None if the last character is incomplete."""
+    """Decode an answer's UTF-8 bytes; return None if the last character is incomplete."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     text = decoder.decode(data)
     return None if decoder.getstate()[0] else text
 
 
 Block = Literal["none", "open", "over"]
-"""State of a reasoning block at an answer's beginning."""
+"""State of a reasoning block at an answer's beginning: there is none, it is open, or it is over."""
 
 _SIGNS = tuple(
     (begin.encode(), end.encode())
@@ -148,14 +152,14 @@ _SIGNS = tuple(
         ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     )
 )
-"""Qwen, DeepSeek, GLM and SmolLM; Mistral; Seed; Command; gpt-oss."""
+"""Tags around reasoning: Qwen, DeepSeek, GLM and SmolLM; Mistral; Seed; Command; gpt-oss."""
 
 _PROMPT = 16
 """Ids at a prompt's end that are read: a template may begin a block there."""
 
 
 class Reasoning:
-    """Finds a block at an answer's beginning, in ids of a tokenizer's."""
+    """Finds a block of reasoning at the beginning of an answer, given as token ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -165,9 +169,10 @@ class Reasoning:
         self._silent = {token: text for token, text in special if text and text in signs}
 
     def keeps(self, ids: Sequence[int], start: int, token: int, *, inside: bool) -> bool:
-        """Whether `token` after `ids`, an answer from `start` on, begins or ends a block.
+        """Whether `token` begins or ends a reasoning block, or is part of the blanks after one.
 
-        The blanks after a block end it, too. With `inside` also true inside of a block.
+        `token` would follow `ids`, of which the answer begins at index `start`. With `inside` the
+        result is also true for every token in a block.
         """
         block, left = self.parted([*ids, token], start)
         if block == "open":
@@ -175,9 +180,9 @@ class Reasoning:
         return block == "over" and not self._text(left).strip()
 
     def parted(self, ids: Sequence[int], start: int) -> tuple[Block, Sequence[int]]:
-        """Whether there is a block, and the answer's ids inside an open block, else after it.
+        """Return the state of the block, and the ids inside it if it is open, else those after it.
 
-        The sign that begins one, where the answer has it, stays with what is inside.
+        The answer begins at index `start` of `ids`. An opening tag counts as inside the block.
         """
         end, text = self._end(ids, start), self._text(ids[start:])
         if end is None:
@@ -191,7 +196,7 @@ class Reasoning:
         return "over", ids[number:]
 
     def _end(self, ids: Sequence[int], start: int) -> bytes | None:
-        """The sign that ends the block with which the answer begins; None where it does not."""
+        """The closing tag for the block that the answer begins with; None if there is none."""
         before = self._text(ids[max(0, start - _PROMPT) : start]).rstrip()
         beginning = self._text(ids[start : start + _PROMPT]).lstrip()
         for begin, end in _SIGNS:
@@ -207,15 +212,15 @@ class Reasoning:
 
 
 class WordBoundaries:
-    """Finds positions where a cloud with another vocabulary can be consulted."""
+    """Decides where in an answer a cloud model with another vocabulary may be asked."""
 
     def __init__(
         self, edge: Tokenizer, cloud: Tokenizer | None = None, *, reasons: bool | None = None
     ) -> None:
-        """A boundary is where both tokenizers divide the text; without `cloud`, where a word opens.
+        """A boundary is where both tokenizers split the text; without `cloud`, where a word begins.
 
-        `reasons` says whether a cloud that is not shown reasoning can continue inside a block;
-        None: it is shown.
+        `reasons` is for a cloud model that is not sent finished reasoning: whether it can continue
+        inside an open block of it. None is for one that is sent everything.
         """
         self._edge, self._cloud = edge, cloud
         self._reasoning, self._reasons = Reasoning(edge), reasons
@@ -223,10 +228,11 @@ class WordBoundaries:
     def refused(
         self, ids: Sequence[int], start: int, token: int, *, divided: bool = False
     ) -> Literal["mid_word", "reasoning"] | None:
-        """Why no consult may follow `ids`, an answer from `start` on; None if one may.
+        """Return why the cloud model may not be asked after `ids`; None if it may.
 
-        `token` is the edge's next token; it shows whether the previous word is complete.
-        `divided`: a completion ended here.
+        The answer begins at index `start` of `ids`. `token` is the edge model's next token, which
+        shows whether the word before it is complete. With `divided`, a completion of the cloud
+        ended here, so this is a boundary.
         """
         keeps, reasons = self._reasoning.keeps, self._reasons
         if reasons is not None and keeps(ids, start, token, inside=not reasons):
@@ -234,7 +240,7 @@ class WordBoundaries:
         return None if divided or self._judged(ids, start, token, self._cloud) else "mid_word"
 
     def opens(self, ids: Sequence[int], start: int, token: int) -> bool:
-        """Whether `token` begins a word after `ids`."""
+        """Whether `token` begins a word after `ids`, of which the answer begins at `start`."""
         return self._judged(ids, start, token, None)
 
     def _judged(self, ids: Sequence[int], start: int, token: int, cloud: Tokenizer | None) -> bool:
@@ -249,7 +255,7 @@ class WordBoundaries:
 
 
 def _breaks(text: str, at: int) -> bool:
-    """Whether a word ends at character `at`, which is inside of the text."""
+    """Whether a word ends before character `at`, which is neither first nor beyond the last."""
     after = text[at]
     if unicodedata.category(after)[0] == "M" or after in _JOINERS or text[at - 1] == "\u200d":
         return False
@@ -269,7 +275,7 @@ def _kind(char: str) -> str:
 
 
 def is_unspaced(char: str) -> bool:
-    """Whether a character is a word: in scripts without spaces, and pictures."""
+    """Whether a character counts as a word by itself: CJK and other unspaced scripts, pictures."""
     code = ord(char)
     if unicodedata.category(char) == "So":
         return code not in _LETTERS_OF_FLAGS
@@ -277,7 +283,7 @@ def is_unspaced(char: str) -> bool:
 
 
 def _like(piece: bytes) -> str:
-    """A character of the kind that the first byte of one begins; empty for no bytes."""
+    """Some character of the same kind as the incomplete one in `piece`; empty for no bytes."""
     if not piece:
         return ""
     return "\u3042" if piece[0] in range(0xE3, 0xEA) else "\U0001f600" if piece[0] >= 0xF0 else "a"
