@@ -67,8 +67,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def local_only(self) -> bool:
-        """Whether the prompt and its answer may be sent only to trusted clouds (setting
-        `trust`)."""
+        """Whether prompt and answer may be sent to trusted clouds only (setting `trust`)."""
         return self.local or any(message.local for message in self.messages or ())
 
 
