@@ -2,9 +2,9 @@
 
 If `allOf`, `$ref`, `anyOf` or `oneOf` stand beside each other or beside other keywords, llguidance
 expands them, refs included; a text with several patterns is matched by the product of their
-automata. Either can take minutes and gigabytes, and not only to compile: thirty patterns of a key
-compile in a millisecond, but then the first letter of its value never ends, whatever the limits. So
-the work is estimated here, before a schema is compiled.
+automata. Either can take minutes and gigabytes, and compiling does not always show it: thirty
+patterns of one key compile in a millisecond, but to find which tokens may begin its value then
+takes for ever, whatever the limit per step. So the work is estimated here beforehand.
 """
 
 import math
@@ -92,8 +92,8 @@ def schema_text(
     """Return the JSON text of a schema for a grammar, and take its work from the budget `left`.
 
     With `lenient`, keywords that the grammar does not support are ignored instead of refused.
-    Raises `UsageError` for a schema that is no JSON, nested too deeply or too much work; the error
-    calls the schema `what`.
+    Raises `UsageError` for a schema that is not JSON, is nested too deeply or is too much work; the
+    error calls the schema `what`.
     """
     require_shallow(schema, what)
     found = dict(schema or {})

@@ -254,7 +254,7 @@ class ChunkWriter(Writer):
 
 
 def candidates_of(token: Token) -> Sequence[Candidate]:
-    """Return the candidates of the model that wrote the token, likeliest first."""
+    """Return the likeliest candidates of the model that wrote the token, if known."""
     return token.cloud if token.source == "cloud" else token.edge
 
 
@@ -308,7 +308,7 @@ class EventWriter(Writer):
 
 
 class EventStream(EventSourceResponse):
-    """A response that streams `events` as server-sent events, with pings in silence.
+    """A response that streams `events` as server-sent events, with pings while there are none.
 
     `held`, the exit stack of the request's resources, is closed when the response ends.
     """
