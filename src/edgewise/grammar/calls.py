@@ -1,4 +1,4 @@
-"""Reading calls of tools out of an answer while it is written."""
+"""Parsing of tool calls out of the text of an answer while it is written."""
 
 import re
 import secrets
@@ -17,13 +17,13 @@ _ID = 9  # characters of a call's id: as many as Mistral's templates insist on
 
 
 class Said(msgspec.Struct, frozen=True):
-    """Text of the answer."""
+    """A piece of the answer's text outside of tool calls."""
 
     text: str
 
 
 class CallBegun(msgspec.Struct, frozen=True):
-    """The call number `index`, from 0 on, of a tool."""
+    """The beginning of a tool call: its number in the answer (from 0), its id, the tool's name."""
 
     index: int
     id: str
@@ -31,7 +31,7 @@ class CallBegun(msgspec.Struct, frozen=True):
 
 
 class CallArguments(msgspec.Struct, frozen=True):
-    """More of the JSON text of a call's arguments."""
+    """A further piece of the JSON text of a call's arguments; `index` is the number of the call."""
 
     index: int
     text: str
@@ -41,7 +41,11 @@ Part = Said | CallBegun | CallArguments
 
 
 class CallReader:
-    """Tells text and calls apart. `bare` are the tools whose calls may lack the form's opening."""
+    """Splits the text of an answer into plain text and tool calls, as it comes in.
+
+    `style` is the model's format of calls. `bare` are the names of tools that the model may also
+    call without the opening of that format, with JSON that is the whole answer.
+    """
 
     def __init__(self, style: ToolFormat, bare: Sequence[str] = ()) -> None:
         self._style = style
@@ -60,10 +64,11 @@ class CallReader:
 
     @property
     def called(self) -> bool:
-        """Whether any call was made, and the last one is whole so far."""
+        """Whether the answer has a tool call, and its last call is complete."""
         return self._calls > 0 and self._place == self._behind
 
     def feed(self, text: str) -> list[Part]:
+        """Read the next piece of the answer; return the parts that are certain by now."""
         self._text += text
         parts: list[Part] = []
         while self._text:
@@ -74,7 +79,7 @@ class CallReader:
         return parts
 
     def finish(self) -> list[Part]:
-        """Returns the text held back because a call could have begun in it."""
+        """Return, at the answer's end, text held back because a call could have begun in it."""
         left, self._text = self._text, ""
         return [Said(left)] if left and self._place in (self._outside, self._beginning) else []
 
@@ -127,14 +132,14 @@ class CallReader:
 
 
 class _Object:
-    """Finds the end of a JSON object that comes in pieces."""
+    """Finds the end of a JSON object whose text comes in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._quoted = self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """Index in `text` where the JSON value ends; None if it goes on."""
+        """Return the index in `text`, the next piece, behind the object; None if it goes on."""
         for at, character in enumerate(text):
             if self._escaped:
                 self._escaped = False
@@ -153,7 +158,7 @@ class _Object:
 
 
 def call_reader(tokenizer: Tokenizer, format: ResponseFormat | None) -> CallReader | None:
-    """The reader of an answer's tool calls; None if its format has no tools."""
+    """Return a reader of the tool calls in an answer; None if its response format has no tools."""
     if format is None or not format.tools:
         return None
     # Where JSON of a schema is the text, a call has its opening.
@@ -162,7 +167,10 @@ def call_reader(tokenizer: Tokenizer, format: ResponseFormat | None) -> CallRead
 
 
 def collected(reader: CallReader, answer: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """The text and the calls of a whole answer; the last one as far as it came."""
+    """Return the text and the tool calls of a whole answer.
+
+    The arguments of the last call are incomplete if the answer was cut off.
+    """
     text: list[str] = []
     begun: list[CallBegun] = []
     arguments: list[str] = []
@@ -179,6 +187,6 @@ def collected(reader: CallReader, answer: str) -> tuple[str, tuple[ToolCall, ...
 
 
 def overlap(text: str, opening: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `opening`."""
+    """Return the length of the longest end of `text` that is a proper prefix of `opening`."""
     longest = min(len(text), len(opening) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(opening[:size])), 0)

@@ -1,7 +1,7 @@
-"""Grammars over a vocabulary, by the library llguidance: which tokens an answer may go on with.
+"""Grammars over a vocabulary, compiled by the library llguidance: which tokens may come next.
 
-A grammar comes from a client, so it may be hostile: a thread with a deep stack compiles it within a
-time limit, and llguidance limits its size and the work for each token.
+A grammar comes from a client, so it may be hostile: it is compiled in a thread with a deep stack
+and within a time limit, and llguidance limits its size and the work for each token.
 """
 
 import re
@@ -23,17 +23,17 @@ from edgewise.errors import UsageError
 INSTALL = "pip install 'edgewise[grammar]'"
 
 SECONDS = 10.0
-"""Longest that a grammar may take to compile, its first step included."""
+"""Maximum time to compile a grammar, in seconds, the mask of its first token included."""
 
 FUEL = 100_000
-"""Work that the texts of a grammar may be before the first token, in llguidance's units."""
+"""Maximum work of a grammar's lexer before the first token, in llguidance's units (`fuel`)."""
 
 COMPILING = 2
-"""Grammars that are compiled at a time; one that was given up counts until it ends."""
+"""How many grammars are compiled at a time. One that exceeded its time counts until it ends."""
 
 DIGITS = 20
-"""Digits in a row after which a number ends, where its schema does not want more: a small model
-may repeat one for ever. No 64-bit number has more; an exponent ends after two."""
+"""Digits in a row after which a number ends, unless its schema requires more: a small model may
+repeat one for ever. No 64-bit integer has more; an exponent ends after two."""
 
 _FULL = re.compile(rb"(?:\d{%d}|[eE][+-]?\d\d)\Z" % DIGITS)
 _TAIL = 24
@@ -47,24 +47,35 @@ _SPECIAL = b"\xff"
 
 
 class Allowed(NamedTuple):
-    """Ids that may come next, bool[vocabulary], and whether only one may, or any that ends."""
+    """The token ids that a grammar allows next.
+
+    `mask` is a bool array with one entry per token of the vocabulary. `forced` is true if only one
+    id is allowed, or only ids that end the answer.
+    """
 
     mask: NDArray[np.bool_]
     forced: bool
 
 
 class Constraint:
-    """An answer's grammar. Its position follows from the ids, so it rolls back with them."""
+    """The grammar of one answer, which decides what may come next in that answer.
+
+    Each call passes all ids so far, and the position in the grammar follows from them. So nothing
+    has to be called when draft tokens are rolled back.
+    """
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, *, start: int) -> None:
-        """The answer's ids begin at `start`."""
+        """`start` is the index of the answer's first id in the `ids` passed to the methods."""
         self._matcher, self._start, self._ends = matcher, start, tokenizer.eos_ids
         self._size, self._tokenizer = tokenizer.size, tokenizer
         self._bits = np.zeros((self._size + 31) // 32, np.uint32)
         self._held: list[int] = []
 
     def allowed(self, ids: Sequence[int], drafts: Sequence[int] = ()) -> Allowed:
-        """Ids allowed after `ids` and `drafts`. Raises `UsageError` for too much work."""
+        """Return which ids may follow `ids` (prompt and answer) and the draft tokens `drafts`.
+
+        Raises `UsageError` if the grammar exceeds llguidance's limits.
+        """
         self._follow(ids, drafts)
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._require_sound()
@@ -75,9 +86,10 @@ class Constraint:
         return Allowed(mask, count == 1 or count == ending)
 
     def fitting(self, ids: Sequence[int], more: Sequence[int], *, ends: bool = False) -> int:
-        """Number of ids of `more`, from the first, that the grammar allows after `ids`.
+        """Return how many ids of `more`, from the first on, the grammar allows after `ids`.
 
-        With `ends` the last one ends the answer, whatever it stands for. Raises as `allowed`.
+        With `ends` the last id of `more` ends the answer, even if it is no end token of this
+        vocabulary. Raises as `allowed`.
         """
         self._follow(ids, ())
         last = len(more) - 1
@@ -97,11 +109,11 @@ class Constraint:
         return end + bool(self._matcher.is_accepting())
 
     def _full(self, written: Sequence[int]) -> bool:
-        """Whether an answer ends with as many digits as a number has."""
+        """Whether the answer `written` so far ends with as many digits as a number may have."""
         return _FULL.search(bytes_of(self._tokenizer, written[-_TAIL:])) is not None
 
     def _without_digits(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """The same ids, but for further digits of a number that could end here."""
+        """Return the mask without further digits, where a number has enough and could end here."""
         if not self._full(self._held):
             return mask
         digits, others = _of_numbers(self._tokenizer)
@@ -110,7 +122,7 @@ class Constraint:
         return mask if (left & others).any() or not left.any() else left
 
     def _follow(self, ids: Sequence[int], more: Sequence[int]) -> None:
-        """Make the answer in `ids`, and `more`, what the matcher has read."""
+        """Bring the matcher to the position behind the answer in `ids`, and `more`."""
         written = [*ids[self._start :], *more]
         same = len(self._held)
         if written[:same] != self._held:
@@ -133,17 +145,18 @@ class Constraint:
 
 @once
 def _of_numbers(tokenizer: Tokenizer) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """The ids whose text begins with a digit, and those with which no number goes on or ends."""
+    """Return masks: ids that begin with a digit, and ids that cannot come in or after a number."""
     firsts = [tokenizer.piece(token)[:1] for token in range(tokenizer.size)]
     digits = np.array([first.isdigit() for first in firsts])
     return digits, np.array([bool(first) and first not in _IN_NUMBERS for first in firsts])
 
 
 class Grammar:
-    """A compiled grammar over a tokenizer's vocabulary; any number of answers follow it.
+    """A compiled grammar over a tokenizer's vocabulary, for any number of answers.
 
-    `shown` are control tokens that belong to its texts, and how they are written. `unheld` are
-    keywords of its lenient schemas that it holds no answer to.
+    `shown` maps those control tokens that are part of the format, such as `[TOOL_CALLS]`, to the
+    bytes that they stand for in the answer. `unheld` names the schema keywords that the grammar
+    ignores.
     """
 
     def __init__(
@@ -159,7 +172,7 @@ class Grammar:
         self._lock = threading.Lock()
 
     def constraint(self, start: int) -> Constraint:
-        """The constraint of an answer whose first id is at position `start`."""
+        """Return a constraint for an answer whose first id has the index `start` (`Constraint`)."""
         with self._lock:
             matcher = self._matcher.deep_copy()
         return Constraint(matcher, self._tokenizer, start=start)
@@ -173,10 +186,12 @@ def compiled(
     unheld: Collection[str] = (),
     rules: Mapping[str, str] = MappingProxyType({}),
 ) -> Grammar:
-    """The grammar that `lark` is, in llguidance's words; what it left out adds to `unheld`.
+    """Compile a grammar written in llguidance's dialect of Lark.
 
-    `rules` says what a rule stands for, for errors. Raises `UsageError` for an invalid or too large
-    grammar, or without the library.
+    `shown` and `unheld` are those of `Grammar`; keywords that llguidance ignores are added to
+    `unheld`. `rules` maps names of rules to what an error message calls them. Raises `UsageError`
+    for a grammar that is invalid, too large or too slow to compile, or if llguidance is not
+    installed.
     """
     library, vocabulary = _library(), _vocabulary(tokenizer)
     limits = library.LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
@@ -221,7 +236,7 @@ class _Vocabulary:
         self._tokenizer = ref(tokenizer)
 
     def __call__(self, text: str) -> list[int]:
-        """The ids that text which has to come has; called by the library."""
+        """Return the ids of text that the grammar forces; called by the library."""
         tokenizer = self._tokenizer()
         found = None if tokenizer is None else ids_of_text(tokenizer, (), text)
         return found or []
@@ -229,7 +244,7 @@ class _Vocabulary:
 
 @once
 def _vocabulary(tokenizer: Tokenizer) -> Any:
-    """The tokenizer as llguidance needs it; made once, in about a second. Raises `UsageError`."""
+    """Return the tokenizer in llguidance's form; made once, in a second. Raises `UsageError`."""
     if not tokenizer.eos_ids:
         raise UsageError("The edge model has no end token, so it supports no response format")
     library, vocabulary = _library(), _Vocabulary(tokenizer)
@@ -250,7 +265,7 @@ _starting = threading.Lock()
 
 
 def _within(work: Callable[[], Grammar]) -> Grammar:
-    """Runs `work` in a thread with a deep stack. Raises `UsageError` if it takes too long."""
+    """Run `work` in a thread with a deep stack. Raises `UsageError` if it takes too long."""
     if not _places.acquire(timeout=SECONDS):
         raise UsageError("Too many response formats are being compiled", hint="try again later")
     done: Future[Grammar] = Future()

@@ -1,4 +1,4 @@
-"""The response format that a request asks for: JSON of a schema, calls of tools, or either."""
+"""The response format of a request: JSON of a schema, tool calls, or either of them."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,18 +16,20 @@ from edgewise.prompts.tool_formats import BARE_END, ToolFormat, bare_call, marke
 
 MAX_TOOLS = 128
 MAX_TOOLS_TEXT = 1 << 20
-"""Longest JSON text of all tools' parameters, bytes; of those that may be called `MAX_SCHEMA`."""
+"""Maximum size of the JSON text of all tools' parameters, in bytes. For the tools that may be
+called, `MAX_SCHEMA` holds as well."""
 
 _Tools = Annotated[tuple[Tool, ...], msgspec.Meta(max_length=MAX_TOOLS)]
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """With `schema` the answer is JSON that the schema allows; without, any text.
+    """What an answer may consist of: JSON of a schema, any text, calls of tools.
 
-    With `tools` the answer may be calls of tools instead. It must be where a call is `required`, or
-    where `only` one tool may be called. It may have several calls if `parallel`. The prompt shows
-    the tools as well. For the tools in `lenient`, keywords of their schemas that no grammar
-    supports are ignored; elsewhere they are refused.
+    With `schema` the answer is JSON that this JSON schema allows; without, any text. With `tools`
+    the answer may be tool calls instead. It has to be if `required`, or if `only` names the one
+    tool that may be called. With `parallel` it may have several calls. The prompt describes the
+    tools, too. For the tools named in `lenient`, schema keywords that no grammar supports are
+    ignored; for others, and in `schema`, they are refused.
     """
 
     schema: Mapping[str, object] | None = None
@@ -46,10 +48,11 @@ def response_format_from(
     *,
     only: str | None = None,
 ) -> ResponseFormat | None:
-    """The response format of a request, None for plain text. Tools may be dicts.
+    """Return the response format of a request; None for plain text.
 
-    `tool_choice` is "auto", "none", "required" or the name of a tool; `only` is such a name,
-    whatever it is. Raises `UsageError`.
+    `tools` may be dicts with the fields of `Tool`. `tool_choice` is "auto", "none", "required" or a
+    tool's name; `only` is a tool's name even where it is one of these words. Raises `UsageError`
+    for invalid or too many tools, and for a choice that is not among them.
     """
     if json_schema is None and not tools:
         return None
@@ -77,7 +80,11 @@ def response_format_from(
 
 
 def grammar_of(tokenizer: Tokenizer, format: ResponseFormat) -> Grammar:
-    """The grammar of a response format. Raises `UsageError` for one that is refused."""
+    """Compile a response format for a tokenizer's vocabulary.
+
+    Raises `UsageError` for an invalid, unsupported or too complex schema, for tools if the model's
+    chat template has no known format of calls, and as `compiled`.
+    """
     left = SchemaBudget()
     try:
         if not format.tools:
@@ -123,11 +130,11 @@ def _wrong(what: str, hint: str) -> UsageError:
 def _calling(
     format: ResponseFormat, style: ToolFormat, special: Mapping[str, int], left: SchemaBudget
 ) -> str:
-    """The grammar of calls, and of the text that may come in their place.
+    """Return the grammar of tool calls, and of the text that may come in their place.
 
-    Text before a call is free up to the opening, from which on nothing but a call fits. Nothing
-    follows the calls. Small models often leave out opening and end, or write JSON in a fence: an
-    answer that begins as such a call of a given tool is held to be one.
+    Text before the first call is free up to the call's opening; nothing may follow the calls. Small
+    models often leave out opening and end, or write a call's JSON in a Markdown fence: an answer
+    that begins like such a bare call of a given tool has to be one.
     """
     if format.schema is not None and not style.opening:
         raise UsageError(
@@ -169,7 +176,7 @@ def _start(format: ResponseFormat, style: ToolFormat, special: Mapping[str, int]
 
 
 def _bare_calls(tools: Sequence[Tool]) -> Iterator[str]:
-    """The rules of bare calls, and of text that begins as none."""
+    """Yield the rules of bare calls, and of text that does not begin like one."""
     yield f"bare: {' | '.join(f'bare_{number}' for number in range(len(tools)))}"
     for number, tool in enumerate(tools):
         yield f"bare_{number}: BARE_{number} arguments_{number} BARE_END"

@@ -1,9 +1,10 @@
-"""JSON schemas as grammars take them: bounded, and closed where nothing says that they are open.
+"""JSON schemas as they go into grammars: limited in size, and closed to keys that they do not name.
 
-Where `allOf`, `$ref`, `anyOf` or `oneOf` stand beside each other or other keys, llguidance expands
-them, refs included; a text of several patterns is matched by the product of their automata. Either
-can take minutes and gigabytes. A compile does not show it: thirty patterns of a key compile in a
-millisecond, and the first letter of its value never ends, whatever fuel a step has.
+If `allOf`, `$ref`, `anyOf` or `oneOf` stand beside each other or beside other keywords, llguidance
+expands them, refs included; a text with several patterns is matched by the product of their
+automata. Either can take minutes and gigabytes, and compiling does not always show it: thirty
+patterns of one key compile in a millisecond, but to find which tokens may begin its value then
+takes for ever, whatever the limit per step. So the work is estimated here beforehand.
 """
 
 import math
@@ -20,35 +21,35 @@ from edgewise.errors import UsageError
 from edgewise.prompts.messages import require_shallow
 
 MAX_SCHEMA = 1 << 17
-"""Longest JSON text of an answer's schema, and of all tools together, bytes."""
+"""Maximum length of an answer's schema, and of all tools' schemas together, in characters."""
 
 MAX_KEYS = 1000
-"""Most keys of one object in a schema: what they come to grows with their square."""
+"""Maximum number of keys of one object in a schema: the work grows with their square."""
 
 MAX_VALUES = 20_000
-"""Most parts of a schema, at all depths, and of combined ones when they are written out."""
+"""Maximum number of subschemas and values, at all depths, combined ones counted as expanded."""
 
 MAX_MULTIPLE = 100_000
-"""Most of all `multipleOf` together, without decimal points and last zeros: a number's states."""
+"""Maximum sum of all `multipleOf`, each without its point and final zeros (0.25 counts 25)."""
 
 MAX_KEY_PATTERNS = 100
-"""Most `patternProperties`, each of which is compared with each."""
+"""Maximum number of `patternProperties` of an object: each is compared with each."""
 
 MAX_WAYS = 1 << 17
-"""Most ways of the patterns that one text has to fit, multiplied."""
+"""Maximum product of the sizes of all patterns that one text has to match."""
 
 MAX_REFS = 200
-"""Deepest that combined parts may lead, by refs and into each other."""
+"""Maximum depth of nested subschemas, counted through the refs of combined ones."""
 
 _BLANKS = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
-"""Whitespace between the parts of JSON, as in llama.cpp: a blank, or a new line and its indent.
-If it were unbounded, a small model could write blanks for ever."""
+"""Whitespace between the parts of JSON, as in llama.cpp: a blank, or a new line and its indent. If
+its length were unlimited, a small model could write blanks for ever."""
 
 _OPENING = frozenset(
     {"additionalProperties", "patternProperties", "propertyNames", "minProperties"}
     | {"unevaluatedProperties", "dependentRequired", "dependentSchemas"}
 )
-"""Keywords by which an object may have, or need, keys that it does not name."""
+"""Keywords that allow or require keys that an object's `properties` do not name."""
 
 _LOOKING_AROUND = re.compile(r"\(\?<?[=!]")
 
@@ -63,18 +64,22 @@ _HELD = frozenset(
     | {"maxProperties"}
     | _OPENING
 )
-"""Keywords that say something of a value by themselves, beside the parts that are applied to it."""
+"""Keywords that restrict a value by themselves, not by applying subschemas to the same value."""
 
 
 _Ways = dict[str, float]
-"""By the key that values are, or lie in, of an object (`_ANY` where it may be any): the logarithm
-of the ways of all patterns that a text there has to fit, multiplied."""
+"""For each key of an object (`_ANY`: any key), the logarithm of the product of the sizes of all
+patterns that a text under that key has to match."""
 
 _ANY = "*"
 
 
 class SchemaBudget:
-    """Work left for all schemas of a request; `unheld` are keywords left out of lenient ones."""
+    """The work that a set of schemas, such as those of a request's tools, may still take.
+
+    `values`, `states` and `characters` count down from `MAX_VALUES`, `MAX_MULTIPLE` and
+    `MAX_SCHEMA`. `unheld` collects the keywords that were ignored in lenient schemas.
+    """
 
     def __init__(self) -> None:
         self.values, self.states, self.characters = MAX_VALUES, MAX_MULTIPLE, MAX_SCHEMA
@@ -84,7 +89,12 @@ class SchemaBudget:
 def schema_text(
     schema: Mapping[str, object] | None, what: str, left: SchemaBudget, *, lenient: bool = False
 ) -> str:
-    """The JSON text of a schema, for a grammar. With `lenient` unsupported keywords are ignored."""
+    """Return the JSON text of a schema for a grammar, and take its work from the budget `left`.
+
+    With `lenient`, keywords that the grammar does not support are ignored instead of refused.
+    Raises `UsageError` for a schema that is not JSON, is nested too deeply or is too much work; the
+    error calls the schema `what`.
+    """
     require_shallow(schema, what)
     found = dict(schema or {})
     if lenient:
@@ -106,7 +116,7 @@ def schema_text(
 
 
 def _without_look_around(schema: Any, left: SchemaBudget) -> Any:
-    """A schema without the patterns that look around, which no grammar can hold a text to."""
+    """Return the schema without patterns that use lookaround, which no grammar supports."""
     if isinstance(schema, list):
         return [_without_look_around(one, left) for one in cast(list[object], schema)]
     if not isinstance(schema, Mapping):
@@ -122,9 +132,9 @@ def _without_look_around(schema: Any, left: SchemaBudget) -> Any:
 
 
 def _closed(schema: Any) -> Any:
-    """The same, in which objects have the keys that they name and no others, unless they say so.
+    """Return the schema with objects closed: unless they say otherwise, they have no further keys.
 
-    All that it allows the schema does. Else a small model goes on with keys of its own.
+    The result allows no more than the schema. Otherwise a small model adds keys of its own.
     """
     if not isinstance(schema, Mapping):
         return schema
@@ -145,7 +155,11 @@ def _closed(schema: Any) -> Any:
 
 
 class _Weighing:
-    """Estimates the work of a schema. `combines`: some part of it is combined with others."""
+    """Estimates the work of a schema.
+
+    `combines` becomes true if several subschemas, or one and other keywords, restrict the same
+    value.
+    """
 
     def __init__(self, root: object, what: str, left: SchemaBudget) -> None:
         self._root, self._what, self._left = root, what, left
@@ -154,7 +168,11 @@ class _Weighing:
     def ways(
         self, part: object, key: str, above: tuple[int, ...], *, combined: bool = False
     ) -> _Ways:
-        """What `part` says of values at `key`, inside `above`; refs are followed if `combined`."""
+        """Return the ways (`_Ways`) that the subschema `part` adds for values at `key`.
+
+        `above` are the ids of the subschemas around it. Refs are followed if it is `combined` with
+        others.
+        """
         self._left.values -= 1
         if self._left.values < 0 or len(above) > MAX_REFS:
             raise self._refused("has combined parts that are too large when they are written out")
@@ -229,7 +247,7 @@ class _Weighing:
 
 
 def _inside(given: Mapping[str, Any], key: str) -> Iterator[tuple[str, object]]:
-    """Subschemas of `given` with their keys: those nested in it and those that refs lead to."""
+    """Yield the subschemas nested in `given`, each with the key of the values that it describes."""
     for name, value in given.items():
         if name in _KEYED and isinstance(value, Mapping):
             pairs = cast(Mapping[str, object], value).items()

@@ -1,4 +1,4 @@
-"""Turns messages into the edge model's prompt ids, by the chat template in its file."""
+"""Turn messages into the edge model's prompt ids, by the chat template in the model's file."""
 
 from collections.abc import Mapping, Sequence
 from operator import index
@@ -51,11 +51,12 @@ def prompt_from(
     system: str | None = None,
     tools: Sequence[Tool] = (),
 ) -> Prompt:
-    """Builds the edge model's prompt from `prompt`.
+    """Build the edge model's prompt from text, messages or token ids.
 
-    Text and messages go through the chat template with `tools`, after `system` unless they have a
-    system message of their own; ids go as they are. Raises `UsageError`, and `ContextOverflow` for
-    text that is clearly too long for `context` ids.
+    Text (as one user message) and messages go through the chat template together with `tools`;
+    `system` is put before them unless they have a system message of their own. Token ids are taken
+    as they are. Raises `UsageError` for an invalid or empty prompt, and `ContextOverflow` for text
+    that is clearly longer than `context` tokens.
     """
     if isinstance(prompt, str):
         require_text("The prompt", prompt)
@@ -78,7 +79,7 @@ def prompt_from(
 
 
 def message_of(given: Message | Mapping[str, object]) -> Message:
-    """Converts to a `Message`. Raises `UsageError` if it is not a message."""
+    """Convert a dict, or check a `Message`. Raises `UsageError` if it is not a valid message."""
     plain = dict(given) if isinstance(given, Mapping) else msgspec.to_builtins(given)
     try:
         message = msgspec.convert(plain, Message)
@@ -108,7 +109,11 @@ def _ids(given: Sequence[object], size: int) -> tuple[int, ...]:
 def prompt_of(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
 ) -> Prompt:
-    """A conversation in the edge's template; its messages are without tools (`plain`)."""
+    """Return the prompt of a conversation, rendered with the edge model's chat template.
+
+    In the prompt's `messages`, tools and tool calls are written out as text (`plain`). Raises as
+    `prompt_ids`.
+    """
     ids = tuple(prompt_ids(tokenizer, messages, tools))
     if has_tools(messages, tools):
         messages = plain(tool_format(tokenizer), messages, tools)
@@ -118,11 +123,12 @@ def prompt_of(
 def prompt_ids(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
 ) -> list[int]:
-    """Ids of a conversation with the edge model's template, ready for the assistant's turn.
+    """Return the token ids of a conversation, up to where the assistant's answer begins.
 
-    A model without a template gets the contents joined by blank lines. Only the template produces
-    control tokens; `<|im_end|>` inside a message is plain text. Raises `ModelError` for a template
-    that cannot be rendered, `UsageError` if it does not support tools, or for invalid tool calls.
+    For a model without a chat template the ids are those of the contents joined by blank lines.
+    Only the template produces control tokens: `<|im_end|>` inside a message is plain text. Raises
+    `ModelError` if the template cannot be rendered, `UsageError` if the template does not support
+    tools or for invalid tool calls.
     """
     if has_tools(messages, tools):
         tool_format(tokenizer)
@@ -133,7 +139,7 @@ def prompt_ids(
 
 
 def last_turn(tokenizer: Tokenizer, prompt: Prompt) -> int:
-    """Approximate offset of the last user message, found by its first ids; 0 if not found."""
+    """Return roughly where in the prompt's ids the last user message begins; 0 if not found."""
     users = [one.content for one in prompt.messages or () if one.role == "user"]
     if not users:
         return 0

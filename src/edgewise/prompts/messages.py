@@ -1,4 +1,4 @@
-"""Messages, tools and prompts as plain values, and the texts in them."""
+"""Messages, tools and prompts as plain values, and functions over the texts in them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -9,12 +9,12 @@ from msgspec.structs import replace
 from edgewise.errors import ContextOverflow, UsageError
 
 MAX_PROMPT = 4 << 20
-"""Longest text that is taken from a user or from a chat template, characters."""
+"""Maximum length of a text from a user or from a chat template, in characters."""
 
 MAX_DEPTH = 64
-"""Most nesting of calls' arguments and of tools' parameters."""
+"""Maximum nesting depth of the arguments of tool calls, and of tools' parameters."""
 
-Change = Callable[[str], str]
+Change = Callable[[str], str]  # applied to each text before a chat template sees it
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -27,7 +27,10 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call that an answer made; `arguments` is the JSON text of an object, or a part of it."""
+    """A tool call that an answer made.
+
+    `arguments` is the JSON text of an object, or the beginning of one if the answer was cut off.
+    """
 
     id: str
     name: str
@@ -35,10 +38,11 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A turn of a conversation. A `local` one never leaves, nor does what follows it.
+    """One message of a conversation.
 
-    An assistant's may have made `tool_calls`; what one of them came to is a message of the role
-    "tool" with the call's id.
+    A `local` message, and every message after it, is sent only to clouds at hosts in the setting
+    `trust`. An assistant's message may have `tool_calls`. The result of a call is a message with
+    the role "tool", whose `tool_call_id` is the id of that call.
     """
 
     role: Role
@@ -49,10 +53,11 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """The prompt of an answer: ids of the edge's vocabulary, and the messages they stand for.
+    """The prompt of an answer: token ids of the edge model, and the messages behind these ids.
 
-    `messages` is None where the ids were made from no conversation; `local` says of ids what a
-    `Message` says of itself. What begins alike is one conversation of one `owner`.
+    `messages` is None if the ids were not made from a conversation; `local` then marks the whole
+    prompt as `Message.local` marks a message. The record of what was sent takes two prompts of one
+    `owner` (the name of an API key) that begin with the same messages for one conversation.
     """
 
     ids: tuple[int, ...]
@@ -62,16 +67,21 @@ class Prompt(msgspec.Struct, frozen=True):
 
     @property
     def local_only(self) -> bool:
-        """Whether nothing of an answer to it may leave the device."""
+        """Whether prompt and answer may be sent to trusted clouds only (setting `trust`)."""
         return self.local or any(message.local for message in self.messages or ())
 
 
 Prompted = str | Prompt | Sequence[Message | Mapping[str, object]] | Sequence[int]
-"""A user's text, a conversation (dicts have a `Message`'s fields), or ids of the edge's."""
+"""What callers may give as a prompt: a user's text, messages (dicts with the fields of `Message`),
+or token ids of the edge model."""
 
 
 def require_text(what: str, text: str) -> None:
-    """Raises `UsageError` for text too long, or with what no encoding can hold."""
+    """Check that a text can be part of a prompt.
+
+    Raises `UsageError` for text that is not valid Unicode, `ContextOverflow` for more than
+    `MAX_PROMPT` characters. `what` names the text in the error.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -87,7 +97,11 @@ def conversation(
     *,
     parts: Collection[str] = (),
 ) -> dict[str, object]:
-    """Variables of a template, each text `change`d; contents of roles in `parts` are lists."""
+    """Return the variables that a chat template is rendered with: `messages` and `tools`.
+
+    Each text is passed through `change`. For roles in `parts`, the content of a message is a list
+    of text parts instead of a string.
+    """
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     made: dict[str, Any] = {"messages": [_turn(one, names, change) for one in messages]}
     for turn in made["messages"]:
@@ -109,7 +123,7 @@ def conversation(
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """The conversation with adjacent turns of one role as one, but for results of calls."""
+    """Merge adjacent messages of one role into one, except the results of tool calls."""
     groups: list[list[Message]] = []
     for one in messages:
         if groups and groups[-1][0].role == one.role != "tool":
@@ -128,7 +142,10 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 
 
 def alternating(messages: Sequence[Message], *, system: bool) -> list[Message]:
-    """The conversation in turns that alternate; the user says what (other) `system` messages do."""
+    """Return a conversation in which user and assistant alternate, as some templates require.
+
+    With `system` the leading system messages stay. All other system messages become the user's.
+    """
     leading = next((at for at, one in enumerate(messages) if one.role != "system"), len(messages))
     kept = [*messages[: leading if system else 0]]
     said = [
@@ -140,6 +157,7 @@ def alternating(messages: Sequence[Message], *, system: bool) -> list[Message]:
 
 
 def texts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
+    """Return every text of a conversation and its tools, in the order that a template gets them."""
     texts: list[str] = []
     conversation(messages, tools, lambda text: texts.append(text) or text)
     return texts
@@ -156,7 +174,7 @@ def _arguments(call: ToolCall) -> object:
 
 
 def require_shallow(value: object, what: str) -> None:
-    """Raises `UsageError` for values nested deeper than `MAX_DEPTH`."""
+    """Raise `UsageError` for a value nested deeper than `MAX_DEPTH`; the error calls it `what`."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []

@@ -1,7 +1,8 @@
-"""Chat templates come with downloaded models: they run in Jinja's sandbox, in another process.
+"""Rendering of chat templates, which come with downloaded models and are not trusted.
 
-The sandbox keeps a template from what is not its own; the process bounds its time, memory and
-output, and is killed where it goes beyond. It is kept for the next rendering; they take turns.
+They run in Jinja's sandbox, in a child process. The sandbox keeps a template from the interpreter;
+the process bounds its time, memory and output, and is killed if it exceeds them. The process is
+kept for the next rendering; renderings take turns.
 """
 
 import atexit
@@ -31,13 +32,13 @@ from edgewise.prompts.tool_formats import has_tools, tool_template
 from edgewise.sandbox import Child, ChildEnded, Why
 
 MAX_TEMPLATE = 100_000
-"""Longest chat template that is compiled, characters."""
+"""Maximum length of a chat template, in characters."""
 
 SECONDS = 2.0
-"""Longest that one rendering may take, compiling included."""
+"""Maximum time of one rendering, in seconds, compilation included."""
 
 MEMORY = 512 << 20
-"""Most memory of a process that renders, bytes. Idle it takes 21 MB."""
+"""Maximum memory of the process that renders, in bytes. Idle it takes 21 MB."""
 
 _LIBRARIES = ("jinja2", "markupsafe")
 
@@ -49,11 +50,11 @@ class _Reply(msgspec.Struct):
 
 
 class TemplateRefusal(ModelError):
-    """A template that does not accept a conversation."""
+    """The error for a chat template that refused a conversation."""
 
 
 class Renderer:
-    """Renders chat templates within limits, for any number of threads."""
+    """Renders chat templates in a child process with limits. Any thread may call it."""
 
     def __init__(self, *, seconds: float = SECONDS) -> None:
         self._seconds = seconds
@@ -63,12 +64,16 @@ class Renderer:
             os.register_at_fork(after_in_child=self._abandon)
 
     def start(self) -> None:
-        """Begin to start the process, so that the first rendering has one."""
+        """Begin to start the child process, so that the first rendering need not wait for it."""
         with self._lock:
             self._running()
 
     def render(self, template: str, variables: Mapping[str, object]) -> str:
-        """The text of a template. Raises `ModelError`; `UsageError` for what is no text."""
+        """Return the text that a template makes of `variables`.
+
+        Raises `TemplateRefusal` if the template itself raised an error, another `ModelError` if it
+        is too long or exceeded a limit, and `UsageError` if a variable is not valid Unicode.
+        """
         if len(template) > MAX_TEMPLATE:
             raise _unrendered(f"has {len(template)} characters, more than {MAX_TEMPLATE}")
         try:
@@ -100,7 +105,7 @@ class Renderer:
         raise self._past(reply.refused)
 
     def close(self) -> None:
-        """End the process, and a rendering under way. The next rendering starts one."""
+        """End the process, even during a rendering. The next rendering starts a new one."""
         process = self._process
         if process is not None:
             process.kill()
@@ -108,7 +113,7 @@ class Renderer:
             self._end()
 
     def _abandon(self) -> None:
-        """Begin anew in a process that was forked from this one's."""
+        """Forget the child process after a fork: it belongs to the parent of this process."""
         if self._process is not None:
             self._process.abandon()
         self._lock, self._process = threading.Lock(), None
@@ -161,7 +166,7 @@ atexit.register(_RENDERER.close)
 
 
 def prepare() -> None:
-    """Begin to start what renders templates, to be ready with the model. Failures show later."""
+    """Begin to start the process that renders templates; the first rendering reports a failure."""
     with suppress(ModelError):
         _RENDERER.start()
 
@@ -177,10 +182,11 @@ _TRIALS: Mapping[Role, Sequence[Role]] = {
 
 @lru_cache(maxsize=32)
 def _contents_read(template: str, bos: str, eos: str) -> Mapping[str, bool]:
-    """The roles whose contents a template reads, and whether it does as lists of parts alone.
+    """Return the roles whose contents a template writes, each with whether it needs lists of parts.
 
-    Found by conversations that differ in one word: a template may know no system message, or be
-    nothing but a name. Of refused ones the real conversation says why, but for the system's.
+    Found by rendering conversations that differ in one word: a template may ignore system messages,
+    or every message. If it refuses the trial, the real conversation will show why, so the role is
+    kept; only a refused system message counts as unsupported.
     """
 
     def differ(role: Role, parts: Sequence[str]) -> bool | None:
@@ -212,11 +218,12 @@ def render(
     *,
     change: Change = str,
 ) -> str:
-    """The text that a tokenizer's own chat template makes of `messages`, and of `tools`.
+    """Render a conversation with the tokenizer's own chat template.
 
-    All that somebody said is put through `change` first. Where the template has no system messages,
-    or wants turns that alternate, it gets the same in turns that it accepts. Raises `ModelError`
-    where it refuses these, too, leaves out what is said, or goes beyond its limits.
+    Every text of the messages and `tools` is passed through `change` first. If the template refuses
+    system messages or turns that do not alternate, the conversation is rearranged and tried again.
+    Raises `ModelError` if the template refuses every arrangement, leaves out what the user or the
+    assistant says, or exceeds a limit of `Renderer`.
     """
     template = tool_template(tokenizer) if has_tools(messages, tools) else tokenizer.chat_template
     assert template is not None

@@ -1,10 +1,10 @@
-"""Control tokens in a conversation: only the template's own text makes them.
+"""Encoding of conversations such that only the template's own text makes control tokens.
 
-Marks, characters that mean nothing, are put into the contents before they are rendered. A control
-token's text with a mark inside came out of a content, and is encoded as text. This is done twice:
-with marks in whole texts of control tokens alone, so that a template sees nearly what was said; and
-at every character that could begin or end one, which is proof against templates that join, cut or
-change contents. Where the two differ, the second is right.
+Marks (Unicode noncharacters) are put into the messages before they are rendered. Text of a control
+token with a mark inside came out of a message, and is encoded as plain text. The conversation is
+rendered twice: with marks only inside whole texts of control tokens, so that the template sees
+nearly what was said; and with marks at every character that could begin or end such a text, which
+also withstands templates that join, cut or change contents. If the two differ, the second is used.
 """
 
 import re
@@ -22,13 +22,16 @@ _MARKS = (
     *map(chr, range(0xFDD0, 0xFDF0)),
     *(chr((plane << 16) | last) for plane in range(1, 17) for last in (0xFFFE, 0xFFFF)),
 )
-"""Unicode's noncharacters: nobody may send them to somebody else."""
+"""Unicode's noncharacters, which are not meant for interchange: messages hardly contain them."""
 
 _BLANKS = " \t\n\v\f\r"  # blanks that llama.cpp drops beside a token that strips them
 
 
 class ControlTokens:
-    """Texts of control tokens, and where they occur. One character has no inside to be marked."""
+    """The texts of a vocabulary's control tokens, and where they occur in other text.
+
+    `special` maps token ids to texts. A text of one character has no inside where a mark could go.
+    """
 
     def __init__(self, special: Mapping[int, str]) -> None:
         self._ids = {text: token for token, text in sorted(special.items(), reverse=True) if text}
@@ -43,11 +46,11 @@ class ControlTokens:
         self._last = _any_of({text[-1] for text in texts if len(text) > 1}, cased=True)
 
     def could_come_of(self, text: str) -> bool:
-        """Whether a control token could be made with any of this text."""
+        """Whether any character of this text could begin or end the text of a control token."""
         return bool(self._first.search(text) or self._last.search(text))
 
     def marked(self, text: str, mark: str) -> str:
-        """Puts a mark inside every control token's text, overlapping ones too."""
+        """Return the text with `mark` inside every control token's text, overlapping ones too."""
         parts: list[str] = []
         done = 0
         for start, end in self._found(text):
@@ -57,12 +60,15 @@ class ControlTokens:
         return mark.join([*parts, text[done:]])
 
     def guarded(self, text: str, mark: str) -> str:
-        """Puts a mark wherever a control token's text could begin or end."""
+        """Return the text with `mark` wherever a control token's text could begin or end."""
         text = self._last.sub(lambda found: mark + found[0], text)
         return self._first.sub(lambda found: found[0] + mark, text)
 
     def split(self, text: str) -> list[str]:
-        """Splits a text: every second piece is a control token's text, and no other holds one."""
+        """Split a text at its control tokens.
+
+        Every second piece is the text of a control token; the pieces between contain none.
+        """
         pieces: list[str] = []
         done = 0
         for start, end in self._found(text):
@@ -72,11 +78,11 @@ class ControlTokens:
         return [*pieces, text[done:]]
 
     def encode(self, tokenizer: Tokenizer, pieces: Sequence[str]) -> list[int]:
-        """Ids of what `split` made, with a leading BOS, as `encode_prompt` makes them of a text."""
+        """Return the ids of pieces made by `split`, with a BOS where `encode_prompt` adds one."""
 
         @cache
         def strips(control: str) -> tuple[bool, bool]:
-            """Whether it takes the blanks before it, and those after it."""
+            """Whether the tokenizer drops blanks before this control token, and blanks after it."""
             bare = [f"x{control}", f"{control}x"]
             spaced = [f"x \n{control}", f"{control} \nx"]
             left, right = (
@@ -99,7 +105,7 @@ class ControlTokens:
         return ids if ids[: len(bos)] == bos else [*bos, *ids]
 
     def _found(self, text: str) -> Iterator[tuple[int, int]]:
-        """The longest one that begins at each place."""
+        """Yield start and end of the longest control token's text at each place."""
         for match in self._begins.finditer(text):
             start = match.start()
             for size in self._sizes.get(text[start : start + self._head], ()):
@@ -111,11 +117,11 @@ class ControlTokens:
 def conversation_ids(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
 ) -> list[int]:
-    """Ids of a conversation with the tokenizer's template. Raises as `render`.
+    """Return the ids of a conversation in the tokenizer's chat template. Raises as `render`.
 
-    As ever where nothing that was said could make a control token. llama.cpp's user-defined tokens,
-    such as `<think>`, are text to it: in a content they are read as they are in an answer. A last
-    message of the assistant is the beginning of the answer.
+    If no message could make a control token, these are the ids of the rendered text. Tokens that
+    llama.cpp calls user-defined, such as `<think>`, are read in a message as they are in an answer.
+    A last message of the assistant without tool calls is the beginning of the answer.
     """
     count = len(messages)
     while count > 1 and (last := messages[count - 1]).role == "assistant" and not last.tool_calls:

@@ -1,7 +1,7 @@
-"""Renders chat templates in Jinja's sandbox. Loaded by a child process, with nothing of Edgewise.
+"""Renders chat templates in Jinja's sandbox; runs in a child process that imports no Edgewise.
 
-A request is JSON with `template`, `variables` and the `longest` text, characters. A reply is
-`{"text": ...}`, or `{"refused": ..., "reason": ...}`.
+A request is JSON with `template`, `variables` and `longest`, the maximum length of the output in
+characters. A reply is `{"text": ...}`, or `{"refused": ..., "reason": ...}`.
 """
 
 import json
@@ -15,7 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 LONGEST_REASON = 200
-"""Characters of a template's own words that are passed on."""
+"""Maximum length of a template's own error message that is passed on, in characters."""
 
 
 class _TooLong(Exception):
@@ -23,7 +23,7 @@ class _TooLong(Exception):
 
 
 def answer(request: bytes) -> bytes:
-    """The reply to a request. Whatever a template raises is its refusal."""
+    """Return the JSON reply to a JSON request. An error raised by a template is a refusal."""
     try:
         asked: dict[str, Any] = json.loads(request)
         text = render(asked["template"], asked["variables"], asked["longest"])
@@ -45,6 +45,7 @@ def _refusal(kind: str, reason: str = "") -> bytes:
 
 
 def render(source: str, variables: dict[str, Any], longest: int) -> str:
+    """Return a template's output. Raises `_TooLong` beyond `longest` characters, and its errors."""
     pieces: list[str] = []
     left = longest
     for piece in compiled(source).generate(**variables):
@@ -56,7 +57,7 @@ def render(source: str, variables: dict[str, Any], longest: int) -> str:
 
 
 class _Generation(Extension):
-    """`{% generation %}`: what is inside is trained on, which means nothing here."""
+    """The tag `{% generation %}`, which marks text to train on: renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 
@@ -68,7 +69,7 @@ class _Generation(Extension):
 
 @lru_cache(maxsize=8)
 def compiled(source: str) -> Any:
-    """A template in Jinja's sandbox, with the helpers that published ones expect."""
+    """Compile a template in Jinja's sandbox, with the helpers that published templates expect."""
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
@@ -86,7 +87,7 @@ def _json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers writes it: Jinja's own filter escapes what HTML does."""
+    """The filter `tojson` as transformers defines it: Jinja's own also escapes HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

@@ -1,4 +1,4 @@
-"""Models' formats of tool calls, recognised by their chat templates."""
+"""The formats in which models write tool calls, recognised by their chat templates."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,11 +11,11 @@ from edgewise.prompts.messages import Message, Tool, ToolCall
 
 
 class ToolFormat(NamedTuple):
-    """A form of calls: `opening`, then calls with `between` them, then `end`.
+    """How a family of models writes tool calls: `opening`, calls joined by `between`, `end`.
 
-    A call is `before_name`, the tool's name, `before_arguments`, a JSON object, and `closing`. Its
-    template has all of `signs` and none of `others`. A form without an opening is the whole answer,
-    so there is one call at most.
+    A call is `before_name`, the tool's name, `before_arguments`, a JSON object, and `closing`. A
+    chat template has this format if it contains all of `signs` and none of `others`. Without an
+    `opening` the call is the whole answer, so there is at most one call.
     """
 
     signs: Sequence[str]
@@ -28,7 +28,7 @@ class ToolFormat(NamedTuple):
     others: Sequence[str] = ()
 
     def written(self, calls: Sequence[ToolCall]) -> str:
-        """Calls as a model of this form writes them."""
+        """Return the calls as a model with this format writes them; empty if there are none."""
         texts = [
             f"{self.before_name}{call.name}{self.before_arguments}{call.arguments}{self.closing}"
             for call in calls
@@ -57,30 +57,37 @@ FORMATS = (
     # Llama 3.1, 3.2, 3.3.
     ToolFormat(['"parameters": ', "<|start_header_id|>"], "", _NAME, _PARAMETERS, "}"),
 )
-"""The first that fits is a model's."""
+"""All known formats. A model has the first one that its chat template matches."""
 
 BARE_END = r"\s{0,20}\}\s{0,20}(```\s{0,9})?"
-"""What follows the arguments of a bare call."""
+"""Pattern of what follows the arguments of a bare call (see `bare_call`)."""
 
 
 def bare_call(names: Sequence[str]) -> str:
-    """A pattern of the beginning of a call, up to its arguments, that is the whole answer."""
+    """Return a pattern of the beginning of a bare call, up to its arguments.
+
+    A bare call is an answer that is a call's JSON alone, without the opening that the model's
+    format demands. `names` are the tools; the pattern's group `tool` is the name that was called.
+    """
     words = [r"(```(json)?)?", r"\{", r'("type"\s*:\s*"function"\s*,\s*)?"name"', ":"]
     words += [f'"(?P<tool>{"|".join(names)})"', ",", '"(arguments|parameters)"', ":"]
     return "".join(rf"\s*{word}" for word in words) + r"\s*"
 
 
 MARKERS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
-"""Texts in them for which a vocabulary may have control tokens."""
+"""Texts in these formats that are control tokens in some vocabularies."""
 
 
 def tool_template(tokenizer: Tokenizer) -> str | None:
-    """The template of conversations with tools: one of its own where the model's file has it."""
+    """Return the chat template for conversations with tools; some models have a separate one."""
     return getattr(tokenizer, "tool_template", None) or tokenizer.chat_template
 
 
 def tool_format(tokenizer: Tokenizer) -> ToolFormat:
-    """The model's format of tool calls. Raises `UsageError` if its template has none."""
+    """Return the model's format of tool calls.
+
+    Raises `UsageError` if its chat template has no tools, or writes calls in an unknown format.
+    """
     template = tool_template(tokenizer) or ""
     if "tools" not in template:
         raise UsageError(
@@ -100,22 +107,22 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat:
 
 
 def markers(tokenizer: Tokenizer) -> dict[str, int]:
-    """The control tokens among `MARKERS`: texts that no text in an answer makes."""
+    """Return the vocabulary's control tokens among `MARKERS`: their texts and ids."""
     return {text: token for token, text in tokenizer.special.items() if text in MARKERS}
 
 
 def has_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
-    """Whether a conversation is more than what everybody says."""
+    """Whether a conversation has tools, calls of tools, or results of calls."""
     return bool(tools) or any(one.tool_calls or one.role == "tool" for one in messages)
 
 
 def plain(
     format: ToolFormat, messages: Sequence[Message], tools: Sequence[Tool]
 ) -> tuple[Message, ...]:
-    """The conversation without tools, for those who know none: all of it in words.
+    """Return the conversation with tools, calls and results written out as plain text.
 
-    Calls are in the form in which the edge model writes them, so that who goes on with an answer
-    goes on in it.
+    This is for a cloud model that is given no tools. Calls are written in `format`, the edge
+    model's, so that the cloud model goes on in that format.
     """
     made: list[Message] = []
     if tools:
@@ -148,7 +155,11 @@ def _described(format: ToolFormat, tools: Sequence[Tool]) -> str:
 
 
 def require_calls(messages: Sequence[Message]) -> None:
-    """Raises `UsageError` for calls of others, and for results of calls that nobody made."""
+    """Check the tool calls of a conversation.
+
+    Raises `UsageError` for calls in a message that is not the assistant's, for a `tool_call_id`
+    that is missing or misplaced, and for the result of a call that no earlier message made.
+    """
     made: set[str] = set()
     for one in messages:
         if one.tool_calls and one.role != "assistant":

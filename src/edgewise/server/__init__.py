@@ -1,1 +1,1 @@
-"""The device-side server: OpenAI's API and a page in front of one loaded pair."""
+"""The server on the device: OpenAI's API and a web page in front of one pair of models."""

@@ -1,4 +1,4 @@
-"""Answers for many clients by one loaded pair: a queue, and a thread for each slot."""
+"""Answers for many clients by one loaded pair of models: a queue, and a thread for each slot."""
 
 import asyncio
 import logging
@@ -23,20 +23,20 @@ from edgewise.server.errors import come_back
 from edgewise.server.local_messages import LocalMessages
 
 PAIR = "edgewise"
-"""The name of the server's model."""
+"""The model id of the pair; other ids, such as `edgewise@0.05`, begin with it."""
 
 READERS = 2
-"""Prompts that are rendered and tokenised at a time; a long one takes memory."""
+"""How many prompts are rendered and tokenised at a time: a long one takes memory."""
 
 QUEUE_SECONDS = 5
-"""Seconds until a retry if the queue is full."""
+"""`Retry-After` of a refusal because the queue is full, in seconds."""
 
 _T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
 class AnswerQueue:
-    """`slots` answers at a time, first come first served; `queue` more may wait."""
+    """A first-come-first-served queue: `slots` answers are written at a time, `queue` more wait."""
 
     def __init__(self, slots: int, queue: int) -> None:
         self.slots, self.queue = slots, queue
@@ -44,7 +44,7 @@ class AnswerQueue:
         self.free = asyncio.Semaphore(slots)
 
     def enter(self) -> "QueuePlace":
-        """A place in the queue. Raises `ApiError` 429 with `Retry-After` if it is full."""
+        """Return a new place. Raises `ApiError` 429 with `Retry-After` if the queue is full."""
         if self.running + self.waiting >= self.slots + self.queue:
             message = f"{self.running} answers are being written and {self.waiting} wait"
             raise come_back(
@@ -54,31 +54,35 @@ class AnswerQueue:
 
 
 class QueuePlace:
-    """A place: waiting, then running. Use it in the event loop's thread only."""
+    """One request's place in an `AnswerQueue`: it waits until `acquire` returns, then runs.
+
+    Use it in the event loop's thread only.
+    """
 
     def __init__(self, queue: AnswerQueue) -> None:
         self._queue, self._running = queue, False
         queue.waiting += 1
 
     async def acquire(self) -> None:
-        """Wait until the answer may be written; who writes it says when it is `done`."""
+        """Wait until a slot is free and take it. Give it back with `release`."""
         await self._queue.free.acquire()
         self._running = True
         self._queue.waiting -= 1
         self._queue.running += 1
 
     def leave(self) -> None:
-        """Leave the queue. Does nothing after its turn has come."""
+        """Leave the queue if the place still waits; a running one ends by `release`."""
         if not self._running:
             self._queue.waiting -= 1
 
     def release(self) -> None:
+        """Give the slot back when the answer has ended."""
         self._queue.running -= 1
         self._queue.free.release()
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """The logprobs of further ids of the prompt: events that come before the answer's."""
+    """An event with logprobs of the next ids of the prompt. It comes before the answer's events."""
 
     scores: Sequence[Scored]
 
@@ -87,12 +91,12 @@ AnswerEvent = Event | PromptScores
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the pair.
+    """A request to the pair, with all that the server has worked out from a client's request.
 
-    `read` makes the prompt, in any thread, and raises an `EdgewiseError`. `messages` are the
-    conversation's, with their marks; `options` are those of `Pair.stream`. With `pending` draft
-    tokens are reported, too. With `scored` the edge model scores the prompt first, with so many
-    candidates of each id.
+    `read` builds the prompt; it may run in any thread and raise an `EdgewiseError`. `messages` is
+    the conversation, local messages marked. `options` are keyword arguments of `Pair.stream`. With
+    `pending` the events include draft tokens. If `scored` is a number, the edge model first scores
+    the prompt and gives that many candidates for each of its ids.
     """
 
     read: Callable[[], Prompt]
@@ -104,11 +108,13 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answering:
-    """A loaded pair and its queue. Whoever opened the pair closes it."""
+    """A loaded pair of models, with its queue and threads. Closing this leaves the pair open."""
 
     def __init__(self, pair: Pair, *, slots: int, queue: int) -> None:
-        """`slots` answers at a time, which the edge model must have sessions for; `queue` more may
-        wait."""
+        """Start with `slots` concurrent answers, while `queue` more requests may wait.
+
+        The edge model must have a session for each slot.
+        """
         self.pair = pair
         self.edge, self.cloud = pair.edge, pair.cloud
         self.settings, self.starts = pair.settings, pair.starts
@@ -125,32 +131,36 @@ class Answering:
 
     @property
     def bundled(self) -> bool:
-        """Whether this is the bundled pair with its own router."""
+        """Whether the edge model, the cloud model and the router are all the bundled ones."""
         own = self.settings
         parts = {own.edge, cloud_address(own), own.router or "bundled"}
         return parts == {"bundled"} and self.cloud is not None and self.cloud.boundaries is None
 
     def close(self) -> None:
-        """Wait for the threads; the end of a request stops its answer."""
+        """Wait until all threads have ended. This stops no answer: each ends with its request."""
         for pool in (self._readers, self._tokenizers, self._compilers):
             pool.shutdown(cancel_futures=True)
         self._threads.shutdown()
 
     async def read(self, read: Callable[[], Prompt]) -> Prompt:
-        """Render and tokenise a prompt, in a thread. Raises `ContextOverflow`, and what it does."""
+        """Run `read`, which renders and tokenises a prompt, in a thread.
+
+        Raises `ContextOverflow` if the prompt does not fit the edge model's context, and what
+        `read` does.
+        """
         prompt = await _in_thread(self._readers, read)
         if len(prompt.ids) >= self.edge.context:
             raise overflow(str(len(prompt.ids)), self.edge.context)
         return prompt
 
     async def grammar(self, format: ResponseFormat | None) -> Grammar | None:
-        """Compile a response format, in a thread. Raises what `grammar_of` does."""
+        """Compile a response format in a thread. Raises as `grammar_of`."""
         if format is None:
             return None
         return await _in_thread(self._compilers, partial(grammar_of, self.edge.tokenizer, format))
 
     async def tokenizing(self, work: Callable[[], _T]) -> _T:
-        """The result of `work`, in a thread, one at a time and beside all prompts."""
+        """Run `work` in a thread kept for tokenising texts, one at a time, beside all prompts."""
         return await _in_thread(self._tokenizers, work)
 
     async def events(
@@ -162,10 +172,11 @@ class Answering:
         *,
         seen: Callable[[AnswerEvent], AnswerEvent] = lambda event: event,
     ) -> AsyncGenerator[AnswerEvent]:
-        """The answer's events once its turn has come, each as `seen` returns it.
+        """Yield an answer's events, each as the function `seen` returns it.
 
-        Closing this early stops the work; the place is given back when the work has ended. Raises
-        an `EdgewiseError`.
+        Writing starts when the `place` in the queue gets a slot. Closing this generator early stops
+        the answer; the slot is given back when its thread has ended. Raises an `EdgewiseError` if
+        the answer fails.
         """
         await place.acquire()
         loop = asyncio.get_running_loop()
@@ -213,7 +224,7 @@ class Answering:
             yield from events
 
     def _warn_if_alone(self, usage: Usage) -> None:
-        """Say in the log that no consult of an answer succeeded: once, until one does."""
+        """Log once that every request to the cloud model failed; again only after one worked."""
         if usage.alone and not self._alone:
             _log.warning("no consult of an answer could be used: the edge model wrote all of it")
         if usage.cloud_calls:
@@ -221,5 +232,5 @@ class Answering:
 
 
 async def _in_thread(pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
-    """Runs `work` in a thread. If this is cancelled before its turn, nothing is done."""
+    """Run `work` in a thread of the pool. If this is cancelled before its turn, it never runs."""
     return await asyncio.get_running_loop().run_in_executor(pool, work)

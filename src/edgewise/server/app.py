@@ -1,4 +1,4 @@
-"""The application: the APIs, health, metrics, the page."""
+"""The web application: the APIs, health, metrics, the page."""
 
 import asyncio
 import collections
@@ -122,10 +122,10 @@ def make_app(
     origins: Sequence[str] = (),
     hosts: Sequence[str] = (ANY,),
 ) -> FastAPI:
-    """The application over a loaded pair.
+    """Return the web application for a loaded pair of models.
 
-    `callers` may use `/v1` and `/metrics` (None: everybody). `origins` are those of other pages
-    that may ask, `hosts` the names that requests may be addressed to.
+    `callers` decides who may use `/v1` and `/metrics` (None: everybody). `origins` are web origins
+    whose pages may send requests; `hosts` are the host names that requests may be addressed to.
     """
     app = FastAPI(
         title="Edgewise",
@@ -159,7 +159,7 @@ def make_app(
 
 
 class PageFiles(StaticFiles):
-    """The page's files. What is none of them is no endpoint either."""
+    """Serves the files of the web page; any other path gets a 404 that says where the API is."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         asked = f"{scope['method']} {scope['path'][:80]!a}"
@@ -174,7 +174,7 @@ class PageFiles(StaticFiles):
 
 
 MAX_BODY = 8 << 20
-"""Largest request body, bytes."""
+"""Maximum size of a request body, in bytes."""
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -186,9 +186,12 @@ _HEADERS = {
 
 
 class Guard:
-    """Refuses bodies above `MAX_BODY`, whatever their headers promise. Counts requests by route and
-    status, and logs a line for each. Answers HEAD as GET, of which uvicorn sends no body. Adds
-    headers that keep browsers from more than the page needs."""
+    """Middleware for limits, counts and headers of every request.
+
+    It refuses bodies above `MAX_BODY` as they arrive, counts requests by route and status, logs a
+    line for each, answers HEAD like GET (uvicorn then sends no body), and adds headers that keep
+    browsers from doing more than the page needs.
+    """
 
     def __init__(self, app: ASGIApp, counter: Counter) -> None:
         self._app, self._counter = app, counter
@@ -245,7 +248,7 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Metrics(Collector):
-    """Counters in a registry of their own, so that several servers fit in one process."""
+    """Prometheus metrics in a registry of their own, so that several servers fit in one process."""
 
     def __init__(self, answering: Answering) -> None:
         self.registry = CollectorRegistry()
@@ -261,7 +264,7 @@ class Metrics(Collector):
         self._consult = self._histogram("consult_seconds", "Seconds of a consult.")
 
     def collect(self) -> Iterator[Metric]:
-        """Reads values on demand, so that cancelled answers count too."""
+        """Yield metrics that are read when they are asked for: the queue, and costs."""
         queue = self._queue
         yield GaugeMetricFamily("edgewise_running", "Answers being decoded.", queue.running)
         yield GaugeMetricFamily("edgewise_waiting", "Answers in the queue.", queue.waiting)
@@ -275,7 +278,7 @@ class Metrics(Collector):
                 yield GaugeMetricFamily(f"edgewise_cost_{name}", help, value)
 
     def count(self, event: object) -> None:
-        """Count one event of an answer."""
+        """Update the counters with one event of an answer."""
         if isinstance(event, Token):
             self._tokens.labels(event.source).inc()
             (self._gap if event.index else self._first).observe(event.seconds)

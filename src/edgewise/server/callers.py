@@ -1,4 +1,4 @@
-"""Callers of the server: anybody, the holder of one key, or the keys of a file, with limits."""
+"""Clients of the server and their API keys: no key, one key, or a file of keys with limits."""
 
 import hmac
 from collections import Counter
@@ -18,24 +18,28 @@ from edgewise.server.answering import AnswerEvent
 from edgewise.server.errors import ApiError, come_back
 
 PLACE_SECONDS = 1
-"""Seconds until a retry if other answers of the same key have all its places."""
+"""`Retry-After`, in seconds, if the answers of the same key have taken all its places."""
 
 
 class Callers:
-    """Finds the key of a request, and enforces the limits of a file's keys, counted here.
+    """Checks the API keys of requests, and enforces the limits of the keys in a file.
 
-    Such a key is a tenant: it learns nothing of another's requests.
+    What a key has used is counted in this process. Each key of a file is a tenant: its holder
+    learns nothing of the requests of other keys.
     """
 
     def __init__(self, *, api_key: str | None = None, keys: Keys | None = None) -> None:
-        """Without `api_key` and `keys` anybody is let in."""
+        """Accept one `api_key`, or the `keys` of a file; without both, every request."""
         self._api_key = None if api_key is None else api_key.encode()
         self.keys = keys or Keys(None)
         self.limits = KeyLimits(SqliteLimits(None))
         self.answers: Counter[str] = Counter()
 
     async def check(self, request: Request) -> None:
-        """A dependency, which finds the request's `Caller`. Raises `ApiError` 401 or 403."""
+        """Check the key of a request and set `request.state.caller`; a dependency of FastAPI.
+
+        Raises `ApiError` 401 for a missing or unknown key, 403 for one with a daily limit.
+        """
         key = self.find(request)
         if key is None:
             what = "not accepted" if shown_key(request) else "missing"
@@ -51,7 +55,7 @@ class Callers:
         request.state.caller = Caller(self, key)
 
     def find(self, request: Request) -> Key | None:
-        """The key that a request shows; None for one that is not accepted."""
+        """Return the key of a request (`ANYBODY` if none is needed); None if it is not accepted."""
         shown = shown_key(request)
         if self._api_key is None:
             return self.keys.find(shown)
@@ -59,21 +63,25 @@ class Callers:
 
 
 def caller_of(request: Request) -> "Caller":
+    """Return the caller of a request that `Callers.check` has accepted."""
     return cast(Caller, request.state.caller)
 
 
 class Caller:
-    """A key, and one answer's use of it. In the event loop's thread only."""
+    """The key of one request, and what its answer uses. For the event loop's thread only."""
 
     def __init__(self, callers: Callers, key: Key) -> None:
         self._callers, self.key = callers, key
         self.name = "" if key is ANYBODY else key.name
-        """Name of its key; empty without keys."""
+        """Name of the key; empty if the server has no file of keys."""
         self._spent = Spent()
 
     @asynccontextmanager
     async def entered(self) -> AsyncGenerator[None]:
-        """A place among the key's answers. Raises `ApiError` 429 for a key at its limits."""
+        """Count an answer among the concurrent ones of its key while the context is open.
+
+        Raises `ApiError` 429 for a key that has reached one of its limits.
+        """
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:
             raise come_back(f"At most {most} concurrent answers for this key.", PLACE_SECONDS)
@@ -87,13 +95,16 @@ class Caller:
             answers[self.name] -= 1
 
     def read(self, prompt: Prompt) -> Prompt:
-        """Charge the prompt to the key, which owns it from now on."""
+        """Charge the prompt's ids to the key; return the prompt with the key as its `owner`."""
         self._callers.limits.charge(self.key, len(prompt.ids))
         return replace(prompt, owner=self.name)
 
     def seen(self, event: AnswerEvent) -> AnswerEvent:
-        """An event as the client may see it; counts it. Raises `ApiError` 401 for a key that was
-        revoked."""
+        """Count an event of the answer, and return it as this client may see it.
+
+        With a file of keys, numbers that tell what other keys have in a shared cache are removed.
+        Raises `ApiError` 401 if the key was revoked or has expired.
+        """
         if isinstance(event, Token):
             self._spent.computed += 1
         if self.key is ANYBODY:
@@ -109,7 +120,7 @@ class Caller:
 
 
 def shown_key(request: Request) -> str:
-    """The key that a request brings; empty where it brings none. A bearer token comes first."""
+    """Return the key that a request has, the bearer token before `x-api-key`; empty if none."""
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     bears = scheme.lower() == "bearer"
     return bearer.strip() if bears else request.headers.get("x-api-key", "")

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, and what the other chat APIs share with it."""
+"""The endpoint `/v1/chat/completions`, and what the other chat APIs share with it."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -188,10 +188,12 @@ async def answered(
     *,
     joins: bool = False,
 ) -> Response:
-    """The answer to a conversation. Raises `ApiError`, or what reading the prompt raises.
+    """Answer the conversation in `body`; return the HTTP response.
 
-    With `joins`, adjacent turns of one role become one, after the local ones were found. Local
-    turns are remembered before a valid request is refused, so that one is as local as any.
+    `reply` is the `Writer` class of the API. With `joins` adjacent messages of one role are merged,
+    after local messages were found. Local messages are remembered even if a valid request is
+    refused later, so that they stay local when they are sent again. Raises `ApiError`, and what
+    reading the prompt raises.
     """
     answering = pair_of(request)
     marks = await marked(request, body.edgewise, body.turns())
@@ -206,7 +208,7 @@ async def answered(
 def prompt_reader(
     answering: Answering, messages: Sequence[Message], format: ResponseFormat | None
 ) -> Callable[[], Prompt]:
-    """A function that builds the prompt of a conversation. Raises `ApiError`."""
+    """Return a function that builds the prompt. Raises `ApiError` if tool calls are too long."""
     if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
         message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."
         raise ApiError(400, message, param="messages")
@@ -214,14 +216,17 @@ def prompt_reader(
 
 
 def joined_turns(turns: Sequence[Message]) -> list[Message]:
-    """`joined` turns, as agents send several in a row. Raises `ApiError` if there is none."""
+    """Merge adjacent messages of one role, as agents send. Raises `ApiError` if there are none."""
     if not turns:
         raise ApiError(400, "The conversation has no message that can be read; send one.")
     return joined(turns)
 
 
 class ChatReply(ChunkWriter):
-    """Choices with a message. A `local` one carries the mark, for the client to send back."""
+    """The reply of `/v1/chat/completions`.
+
+    The message of a local answer is marked, and the client is to send the mark back with it.
+    """
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -253,7 +258,7 @@ class ChatReply(ChunkWriter):
         return {"message": message | more | self._mark, "logprobs": logprobs}
 
     def _logprobs(self, token: Token | None) -> dict[str, Any] | None:
-        """None if they were not asked for. A token without a known logprob is left out."""
+        """Return a token's logprobs: None if not asked for, empty if the logprob is unknown."""
         most = self.request.candidates
         if most is None:
             return None

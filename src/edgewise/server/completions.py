@@ -1,7 +1,7 @@
-"""Prompts without a conversation: `POST /v1/completions`, and their token ids.
+"""Endpoints for raw prompts: `/v1/completions`, and conversion between text and token ids.
 
-A prompt is text or token ids, sent to the models as it is. `/tokenize`, `/detokenize` and
-`/tokenizer_info` are as vLLM has them: evaluations ask for ids.
+A prompt is text or token ids, given to the models without a chat template. `/tokenize`,
+`/detokenize` and `/tokenizer_info` are those of vLLM, which evaluation tools use.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ from edgewise.server.requests import (
 
 
 def _only(prompt: object) -> object:
-    """A list of one prompt is that prompt."""
+    """Return the prompt in a list of one prompt; refuse a list of several."""
     given = cast(list[object], prompt) if isinstance(prompt, list) else []
     if not given or not isinstance(given[0], str | list):
         return prompt
@@ -92,7 +92,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
-    """The prompt's text, of ids too. Too many ids, and unknown ones, are refused later."""
+    """Return the prompt as text. Too many ids, and unknown ones, are refused later."""
     prompt, tokenizer = body.prompt, edge.tokenizer
     if isinstance(prompt, str):
         return prompt
@@ -120,7 +120,7 @@ def _prompt_reader(
 
 
 class TextReply(ChunkWriter):
-    """Choices with a text; logprobs in the older form, which counts characters."""
+    """The reply of `/v1/completions`, with logprobs in the older form: lists and offsets."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
@@ -149,7 +149,7 @@ class TextReply(ChunkWriter):
         yield from super().more(event)
 
     def _echo(self) -> dict[str, Any]:
-        """The prompt before its continuation, with its logprobs if they are asked for."""
+        """Return a choice with the prompt's text, and its logprobs if they were asked for."""
         text = b"".join(map(self.tokenizer.piece, self.prompt_ids)).decode("utf-8", "replace")
         self.begin().text = text
         return {"text": text, "logprobs": self._logged(self._scores) if self._scores else None}
@@ -160,7 +160,7 @@ class TextReply(ChunkWriter):
         return {"text": text, "logprobs": self._logged([]) | self.logprobs if logged else None}
 
     def _logged(self, tokens: Sequence[Scored]) -> dict[str, Any]:
-        """Ids with their logprobs and likeliest alternatives."""
+        """Return the lists of tokens, logprobs, alternatives and character offsets."""
         texts = [self.text(one.id) for one in tokens]
         made: dict[str, list[Any]] = {
             "tokens": texts,
@@ -174,7 +174,7 @@ class TextReply(ChunkWriter):
         return made
 
     def _alternatives(self, known: Sequence[Candidate]) -> dict[str, float]:
-        """Logprobs by text; for several ids with one text, the highest."""
+        """Return logprobs by text; if several ids have one text, the highest."""
         best: dict[str, float] = {}
         for one in known[: self.request.candidates]:
             best.setdefault(self.text(one.id), one.logprob)
@@ -182,7 +182,7 @@ class TextReply(ChunkWriter):
 
 
 MAX_TOKENIZED = 1 << 20
-"""Characters that are tokenised at a time: beside answers, and a long text takes memory."""
+"""Maximum length of a text to tokenise, in characters: a long one takes memory beside answers."""
 
 
 class TokenizeRequest(Strict):
@@ -250,6 +250,6 @@ def _asked(request: Request, model: str | None) -> Answering:
 
 
 def _written(tokenizer: Tokenizer, token: int) -> bytes:
-    """Bytes of a token, as `tokenize` reads them."""
+    """Return the bytes of a token; a special token has its text, which `tokenize` reads back."""
     special = tokenizer.special.get(token)
     return tokenizer.piece(token) if special is None else special.encode()

@@ -1,7 +1,7 @@
-"""Errors in OpenAI's form, or in Anthropic's for its endpoints.
+"""Error replies in OpenAI's form, or in Anthropic's form for Anthropic's endpoints.
 
-The library's errors may name a setting. If a request has a field of that name, the error names the
-field; otherwise only the operator can change it, and the error calls it the server's setting.
+An error of the library may name a setting. If requests have a field of that name, the reply names
+the field; otherwise only the operator can change it, and the reply calls it the server's setting.
 """
 
 import math
@@ -18,13 +18,16 @@ from edgewise.errors import CloudError, ContextOverflow, EdgewiseError, UsageErr
 from edgewise.pair import AnswerOptions
 
 REQUEST_FIELDS = frozenset(AnswerOptions.__annotations__) | {"messages"}
-"""Settings that a client can set, by a field of this name or the one in `_OTHERWISE`."""
+"""Settings that a client can set, by a field of the same name or the one in `_OTHERWISE`."""
 
 _OTHERWISE = {"json_schema": "response_format"}
 
 
 class ApiError(Exception):
-    """A refusal with its status and code; `headers` go with the reply."""
+    """An error reply: HTTP status, message, and the fields of OpenAI's error objects.
+
+    `param` is the request's field that is at fault; `headers` are sent with the reply.
+    """
 
     def __init__(
         self,
@@ -40,18 +43,19 @@ class ApiError(Exception):
 
     @property
     def kind(self) -> str:
-        """Its type, which follows from the status."""
+        """The `type` of the error object, which follows from the status."""
         if self.status >= 500:
             return "api_error"
         return "rate_limit_error" if self.status == 429 else "invalid_request_error"
 
     def body(self) -> dict[str, Any]:
+        """Return the reply's JSON in OpenAI's form."""
         fields = {"type": self.kind, "param": self.param, "code": self.code}
         return {"error": {"message": str(self), **fields}}
 
 
 def come_back(message: str, seconds: float, *, code: str = "rate_limit_exceeded") -> ApiError:
-    """A refusal that holds for so many seconds."""
+    """Return an error 429 that asks the client to retry after so many seconds."""
     headers = {"Retry-After": str(math.ceil(seconds))}
     return ApiError(429, message, code=code, headers=headers)
 
@@ -72,6 +76,7 @@ def _raised(error: EdgewiseError, prompt: str | None) -> ApiError:
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
+    """Return the JSON of an error reply in Anthropic's form."""
     kind = _ANTHROPIC.get(error.status, error.kind)
     fields: dict[str, Any] = {"type": kind, "message": str(error)}
     if error.param == "thread":
@@ -91,11 +96,11 @@ _ANTHROPIC = {
 _MESSAGES = "/v1/messages"
 
 _PROMPTS = {"/v1/chat/completions": "messages", "/v1/responses": "input", _MESSAGES: "messages"}
-"""The field that holds the prompt; elsewhere it is `prompt`."""
+"""The field of each endpoint that holds the prompt; for others it is `prompt`."""
 
 
 def install(app: FastAPI) -> None:
-    """Sends every error of `app` in the form of the API that was asked."""
+    """Make `app` send every error in the form of the API that was called."""
 
     async def reply(request: Request, error: Exception) -> JSONResponse:
         path = request.url.path
@@ -110,7 +115,11 @@ def install(app: FastAPI) -> None:
 
 
 def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
-    """The reply to an error; `prompt` is the name of the prompt's field. A bug tells nothing."""
+    """Return the error reply for an exception.
+
+    `prompt` is the name of the request's field that is too long if the prompt is. An unexpected
+    exception, a bug, becomes a 500 that reveals nothing of it.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, EdgewiseError):
@@ -129,9 +138,10 @@ def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
 
 
 def _invalid(problems: Sequence[Any]) -> ApiError:
-    """The first problem as a sentence; for a union, of the member that got furthest.
+    """Return an error 400 with the first validation problem as a sentence.
 
-    A member that wants another type is named only where all do.
+    For a union, that is the problem of the member that got furthest. "Wrong type" problems of a
+    member are named only if all members have them.
     """
     deepest = max(len(_names(one["loc"])) for one in problems)
     furthest = [one for one in problems if len(_names(one["loc"])) == deepest]
@@ -160,7 +170,7 @@ def _invalid(problems: Sequence[Any]) -> ApiError:
 
 
 def _said(problem: Any) -> str:
-    """What is wrong with a value, without the library's own terms."""
+    """Say what is wrong with a value, without pydantic's own terms."""
     _, should, rest = problem["msg"].partition(" should ")
     for term, ours in _TERMS.items():
         rest = rest.replace(term, ours)
@@ -174,7 +184,7 @@ _TERMS = {
     "a valid dictionary": "an object",
 }
 _FAR_TOO_LONG = 1 << 20
-"""A limit from here on is one of the prompt's length."""
+"""A length limit of at least this many characters or ids limits the prompt."""
 
 _UNQUOTED = str.maketrans("", "", "'()")
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
@@ -183,7 +193,7 @@ _KINDS = frozenset({"str", "int", "float", "bool", "list"})
 
 
 def _names(loc: Sequence[str | int]) -> list[str]:
-    """Path of an invalid value: fields and indices, without the types that were tried there."""
+    """Return the path of an invalid value: fields and indices, without types tried in unions."""
     return [
         str(part)
         for at, part in enumerate(loc)
@@ -192,5 +202,5 @@ def _names(loc: Sequence[str | int]) -> list[str]:
 
 
 def shown(word: str) -> str:
-    """A client's own word, short, as a header and a line can hold it."""
+    """Return a client's word as at most 60 characters of printable ASCII, to show it safely."""
     return "".join(one if one.isascii() and one.isprintable() else "?" for one in word[:_LONGEST])

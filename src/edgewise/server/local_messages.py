@@ -1,4 +1,4 @@
-"""Remembers which texts are local, for clients that drop the mark or shorten a conversation."""
+"""Memory of which texts are local (for trusted clouds only), since clients may drop the mark."""
 
 import re
 import threading
@@ -13,39 +13,41 @@ from edgewise.cloud.redaction import letters
 from edgewise.prompts import Message
 
 KEPT = 100_000
-"""Texts remembered for each owner once an answer to them has begun."""
+"""How many texts are remembered for each owner from requests whose answer has begun."""
 
 ASKED = 10_000
-"""Texts remembered for each owner of requests that were refused; a flood of them evicts no more."""
+"""How many texts are remembered for each owner from all its requests, kept apart from those above:
+a flood of refused requests evicts none of them."""
 
 LONG = 16
-"""Letters and digits from which on a text is also found inside another one."""
+"""Length, in bytes of letters and digits, from which a text is also found inside other texts."""
 
 BEGUN = 64
-"""Least length of an answer's beginning that is recognised: shorter ones begin many answers."""
+"""Length, in bytes of letters and digits, of the beginning by which an answer is recognised:
+shorter beginnings are common to many answers."""
 
 MOST_COMPARED = 1 << 28
-"""Bytes that are compared to know whether a text is local; one that needs more is."""
+"""Maximum bytes compared to find local texts inside one text, which counts as local beyond."""
 
 _ESCAPE = re.compile(r"(?i)(?<!\\)\\++(?:u([0-9a-f]{4})|u[0-9a-f]{0,3}\Z|[bfnrt])")
-"""An escape of JSON's, however often it was quoted; at the end half of one."""
+"""A JSON escape, quoted any number of times, or the first half of one at the end."""
 
 _ENTITY = re.compile(r"(?i)&(?:#\d{1,7}|#x[0-9a-f]{1,6}|\w{2,31});")
 
 _ANEW = re.compile(
     r"</think(?:ing)?>|\[/THINK\]|<\|message\|>|\[ARGS\]|\"(?:arguments|parameters)\"\s{0,9}:"
 )
-"""Behind these signs an answer has a part of its own, which clients send back by itself."""
+"""Signs after which a new part of an answer begins, which clients may send back by itself."""
 
 _TAIL = 40
-"""Characters that may be the beginning of such a sign."""
+"""Characters kept from the end of an answer, since such a sign may begin in them."""
 
 _QUOTED = 2
-"""Most times that a text is quoted, as in JSON inside JSON."""
+"""How many times a text may be quoted, as in JSON inside JSON, and still be recognised."""
 
 
 def _letters(text: str) -> bytes:
-    """The letters and digits: all else differs from copy to copy, and how they are written."""
+    """Return the letters and digits, without escapes: all else may differ between copies."""
     for _ in range(_QUOTED):
         text = _ESCAPE.sub(lambda found: chr(int(found[1] or "20", 16)), text)
         text = _ENTITY.sub(lambda found: unescape(found[0]), text)
@@ -55,19 +57,22 @@ def _letters(text: str) -> bytes:
 
 
 def _plain(text: str) -> bytes:
-    """The part of a text that is compared: its letters, or all of it without letters."""
+    """Return the part of a text that is compared: letters and digits, or all of it without any."""
     return _letters(text) or text.encode("utf-8", "surrogatepass")
 
 
 class LocalAnswer:
-    """An answer to local messages, remembered up to each token: a client may stop at any."""
+    """An answer to local messages, which is remembered as it is written.
+
+    A client may stop an answer at any token and send its beginning back in another request.
+    """
 
     def __init__(self, known: "LocalMessages", owner: str) -> None:
         self._known, self._owner = known, owner
         self._text, self._begins = "", True
 
     def wrote(self, text: str) -> None:
-        """It goes on with `text`."""
+        """Remember the answer with `text` added at its end."""
         *before, self._text = _ANEW.split(self._text + text)
         self._begins = self._begins or bool(before)
         if self._begins:
@@ -79,7 +84,7 @@ class LocalAnswer:
 class _Texts:
     """Hashes of up to `most` texts of one owner; the oldest is forgotten first.
 
-    Python's own hash of bytes, whose key is drawn anew in each process.
+    They are Python's own hashes of bytes, whose key is random in each process.
     """
 
     def __init__(self, most: int) -> None:
@@ -89,7 +94,11 @@ class _Texts:
         self._inside: dict[int, set[tuple[int, int]]] = {}
 
     def add(self, writer: str, plain: bytes) -> None:
-        """A text of a `writer` counts as a whole message only; of "" inside others, too."""
+        """Remember a text, given as the bytes that are compared.
+
+        With a `writer` (a role) only a whole message of that role is recognised; with "" the text
+        is also found inside other messages.
+        """
         key = writer, (len(plain), hash(plain))
         self._known.pop(key, None)
         self._known[key] = begin = hash(plain[:LONG])
@@ -104,7 +113,7 @@ class _Texts:
                     del self._inside[begin]
 
     def holds(self, writer: str, plain: bytes) -> bool:
-        """Whether this is a whole text of the writer's, or has a long one inside."""
+        """Whether `plain` is a whole text of the writer's, or contains anybody's long text."""
         if (writer, (len(plain), hash(plain))) in self._known:
             return True
         compared = 0
@@ -119,10 +128,10 @@ class _Texts:
 
 
 class LocalMessages:
-    """Remembers, as keyed hashes and while the server runs, what was local.
+    """Remembers local messages as keyed hashes, as long as the server runs.
 
-    Each message counts by itself, with the owner's key: clients shorten histories, join messages,
-    and quote them in other requests. Any thread may call.
+    A message is recognised by its own text and its owner (a key's name), not by its conversation:
+    clients shorten histories, join messages, and quote them in other requests. Any thread may call.
     """
 
     def __init__(self, *, most: int = KEPT, most_asked: int = ASKED) -> None:
@@ -140,12 +149,13 @@ class LocalMessages:
         parts: Sequence[Sequence[str]] = (),
         search: bool = True,
     ) -> list[Message]:
-        """The same messages, marked from the first local one on; with `local` the last one is.
+        """Return the messages, the first local one and all after it marked as local.
 
-        A message is local if it says so, or if the owner's text, a part of it or a long text
-        inside it was local before, for which nobody needs to `search` what is refused anyway.
-        `parts` are those of each message. System messages are others' as well, so they are not
-        remembered.
+        With `local` the last message is local. Others are if they are marked, or if their text, one
+        of their parts (`parts` has those of each message) or a long text inside was in a local
+        message of this `owner` before. `search` false skips this last test, for a request that will
+        be refused anyway. The local messages are remembered, except system messages, which other
+        users may have as well.
         """
         seen: list[Message] = []
         local_only = False
@@ -160,11 +170,11 @@ class LocalMessages:
         return seen
 
     def answered(self, messages: Iterable[Message], *, owner: str = "") -> None:
-        """Remembers the local messages for good: an answer has begun."""
+        """Remember the local messages among the longest-kept ones: their answer has begun."""
         self._add(self._answered, owner, messages)
 
     def writing(self, text: str, *, owner: str = "") -> bool:
-        """An answer to them, as far as it is written. Returns whether to go on with it."""
+        """Remember an answer's text so far. Returns whether to call again with more of the text."""
         # Whatever has a longer beginning inside has this one.
         if letters := _letters(text)[:BEGUN]:
             with self._lock:
@@ -193,11 +203,11 @@ class LocalMessages:
 
 
 def _texts(message: Message) -> list[str]:
-    """Texts of a message and of its calls' arguments."""
+    """Return the texts of a message and of its calls' arguments."""
     texts = [message.content, *(call.arguments for call in message.tool_calls)]
     return [text for text in texts if text]
 
 
 def _writer(role: str) -> str:
-    """The writer of a role: all but the assistant count as the user."""
+    """Return the writer of a role's messages: all roles but the assistant count as the user."""
     return "assistant" if role == "assistant" else "user"

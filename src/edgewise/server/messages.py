@@ -1,4 +1,4 @@
-"""`POST /v1/messages`: a chat in Anthropic's terms, with its typed events; a count of tokens."""
+"""The endpoints of Anthropic's API: `/v1/messages`, with typed events, and the token count."""
 
 import secrets
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ class AnthropicTurn(RoleTurn):
     content: BoundedText | Annotated[list[Block], Field(max_length=MAX_MESSAGES)]
 
     def turns(self) -> Iterator[ChatTurn]:
-        """Yields tool results first, then the text with its tool calls."""
+        """Yield the messages in a turn: tool results first, then the text with its tool calls."""
         blocks = [] if isinstance(self.content, str) else self.content
         for block in blocks:
             if isinstance(block, ToolResult):
@@ -150,14 +150,14 @@ class ContextManagement(Strict):
 
 
 _BILLING = "x-anthropic-billing-header:"
-"""Begins a line about the bill, which Claude Code sends as the first text of its system prompt.
+"""The beginning of a line for billing, which Claude Code sends first in its system prompt.
 
-It is another in each request. In the prompt, the KV cache would keep nothing of what follows it.
+It differs in each request, so nothing behind it could be reused from the KV cache.
 """
 
 
 def _lasting(system: Texts | None) -> Texts | None:
-    """The text that is meant for the model."""
+    """Return the system prompt without the line for billing."""
     if isinstance(system, str):
         return system.partition("\n")[2] if system.startswith(_BILLING) else system
     return system and [
@@ -231,7 +231,7 @@ async def count_tokens(body: CountRequest, request: Request, reply: Response) ->
 
 
 class MessagesWriter(EventWriter):
-    """A message, or its events."""
+    """The reply of `/v1/messages`: a message, or the events of its stream."""
 
     request: MessagesRequest
 
@@ -275,7 +275,7 @@ class MessagesWriter(EventWriter):
         yield {"type": "message_stop"}
 
     def _stopped(self, end: Finished) -> dict[str, Any]:
-        """The fields of the reply that say why it ended."""
+        """Return the fields that say why the answer ended."""
         kind, written = self.finish_reason(end), end.usage.edge_tokens + end.usage.cloud_tokens
         if kind == "length":
             full = written < self.request.max_tokens and not end.usage.repeats
@@ -291,7 +291,7 @@ class MessagesWriter(EventWriter):
 
 
 def _blocks(item: Item) -> Iterator[dict[str, Any]]:
-    """The block of an item, if it has any."""
+    """Yield the content block of an item, unless it is empty or an incomplete call."""
     if item.call is None and item.text:
         yield {"type": "text", "text": item.text}
     elif item.call is not None:

@@ -1,7 +1,7 @@
-"""Model ids, and a request's options for the pair.
+"""Model ids, and the translation of requests into calls of the pair.
 
-`edgewise` is as the server was started, `edgewise@0.05` another cloud share, `edgewise:t0.3` a
-fixed threshold, `edgewise:edge` and `edgewise:cloud` one of the models.
+`edgewise` has the server's settings, `edgewise@0.05` another cloud share, `edgewise:t0.3` a fixed
+threshold; `edgewise:edge` and `edgewise:cloud` are one model alone.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ _ID = re.compile(
 
 
 def pair_of(request: Request) -> Answering:
-    """The pair of the server that was asked."""
+    """Return the pair, with its queue, of the server that got the request."""
     return cast(Answering, request.app.state.answering)
 
 
 def listed_ids(answering: Answering) -> list[str]:
-    """The listed model ids; any share and threshold may be asked for as well."""
+    """Return the model ids that the server lists; any share and threshold are valid as well."""
     shares = [f"{PAIR}@{share}" for share in ("0.02", "0.05", "0.1")]
     return [PAIR, *shares, EDGE_ALONE, *([CLOUD_ALONE] if answering.cloud else [])]
 
 
 def policy_for(answering: Answering, model: str) -> Policy:
-    """The policy that a model id names. Raises `ApiError` 404 for another id."""
+    """Return the policy that a model id stands for. Raises `ApiError` 404 for an unknown id."""
     found = _ID.fullmatch(model)
     if found is None:
         raise _not_found(
@@ -73,13 +73,16 @@ def _not_found(message: str) -> ApiError:
 
 
 LOCAL_HEADER = "X-Edgewise-Cloud"
-"""Says "none" for clients that cannot send the field `edgewise`."""
+"""A header whose value "none" makes the last message local, as the field `edgewise` does."""
 
 
 async def marked(
     request: Request, options: EdgewiseOptions, turns: Sequence[ChatTurn]
 ) -> list[Message]:
-    """The conversation, with every local message marked. Raises `ApiError`."""
+    """Return the conversation, every local message marked (see `LocalMessages.marked`).
+
+    Raises `ApiError` 400 if the header `X-Edgewise-Cloud` has another value than "none".
+    """
     said = request.headers.getlist(LOCAL_HEADER)
     if any(one.strip().lower() != "none" for one in said):
         raise ApiError(400, f"{LOCAL_HEADER} has one valid value: none.", param=LOCAL_HEADER)
@@ -106,8 +109,11 @@ def decode_request(
     messages: Sequence[Message],
     format: ResponseFormat | None = None,
 ) -> DecodeRequest:
-    """The request to the pair, with the server's settings for missing fields. What is local goes
-    to no cloud that is not trusted (`Decoder`). Raises `ApiError`."""
+    """Return the request to the pair; fields that are missing in `body` have the server's settings.
+
+    `read` builds the prompt. `messages` is the conversation, with local messages marked: those go
+    to trusted clouds only. Raises `ApiError`.
+    """
     policy = policy_for(answering, body.model)
     if body.model == CLOUD_ALONE:
         read = partial(_sent, answering, read)
@@ -134,7 +140,7 @@ def decode_request(
 
 
 def _sent(answering: Answering, read: Callable[[], Prompt]) -> Prompt:
-    """The prompt. Raises `ApiError` if no cloud may see it."""
+    """Return the prompt. Raises `ApiError` if no cloud may see it."""
     prompt = read()
     if not any(tier.may_see(prompt) for tier in answering.pair.decoder.tiers):
         message = f"This conversation is local, so {CLOUD_ALONE!r} cannot answer; ask for {PAIR}."

@@ -1,4 +1,7 @@
-"""Turns events into replies: whole or server-sent events; work ends when the client leaves."""
+"""Turns events of an answer into a JSON reply or a stream of server-sent events.
+
+The work on an answer is stopped when its client leaves.
+"""
 
 import asyncio
 import logging
@@ -38,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Item(msgspec.Struct):
-    """A part of an answer as far as it is written: a text, or a call with its arguments."""
+    """A part of an answer, as far as it is written: a text, or a tool call with its arguments."""
 
     index: int
     call: CallBegun | None = None
@@ -47,10 +50,13 @@ class Item(msgspec.Struct):
 
 
 class Writer(ABC):
-    """The reply to one request, in the form of its API. It keeps what was written."""
+    """Base class of the writer of one reply, in the form of the API that was called.
+
+    A writer is given the events of the answer and keeps its text in `items`.
+    """
 
     end: ClassVar[str | None] = "[DONE]"
-    """A stream's last data, if there is one."""
+    """The last data line of a stream; None if the API has none."""
 
     def __init__(
         self,
@@ -60,31 +66,34 @@ class Writer(ABC):
         calls: CallReader | None = None,
         local: bool = False,
     ) -> None:
-        """`calls` reads the calls in an answer that may have some. A `local` answer stays here."""
+        """`calls` finds the tool calls in the answer's text; None: there can be none.
+
+        `local` says that the answer belongs to a local conversation, so that a reply may say so.
+        """
         self.request, self.calls, self.local = request, calls, local
         self.tokenizer = tokenizer
         self.prompt_ids: Sequence[int] = ()
-        """Set before anything is written."""
+        """The ids of the prompt, set before anything is written."""
         self.items: list[Item] = []
 
     @abstractmethod
     def begun(self) -> Iterator[dict[str, Any]]:
-        """The first chunks of a stream."""
+        """Yield the first chunks (JSON objects) of a stream, before any event."""
 
     @abstractmethod
     def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
-        """The chunks of a stream for an event."""
+        """Yield the chunks of a stream for one event; keep the event's text."""
 
     @abstractmethod
     def reply(self, end: Finished) -> dict[str, Any]:
-        """The reply in one piece, of all that was written."""
+        """Return the whole reply, for a request without a stream; `end` is the last event."""
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        """The chunk for an error after the answer has begun."""
+        """Return the chunk for an error in the middle of a stream."""
         return error.body()
 
     def written(self, event: Token | Finished) -> Iterator[tuple[Item, str]]:
-        """The text that an event adds, with its item; an empty text begins a new item."""
+        """Yield each text that an event adds, with its item; an empty text begins a new item."""
         parts: list[Part] = [Said(event.text)] if event.text else []
         if self.calls is not None:
             parts = self.calls.feed(event.text)
@@ -98,18 +107,22 @@ class Writer(ABC):
                 yield self.items[-1], part.text
 
     def begin(self, call: CallBegun | None = None) -> Item:
-        """A new item."""
+        """Begin a new item: the tool call `call`, or a text."""
         self.items.append(Item(len(self.items), call))
         return self.items[-1]
 
     def finish_reason(self, end: Finished) -> str:
-        """Why the answer ended, in OpenAI's words."""
+        """Return why the answer ended, in OpenAI's words, such as `stop` or `tool_calls`."""
         called = self.calls is not None and self.calls.called
         return "tool_calls" if called and end.finish_reason == "stop" else end.finish_reason
 
 
 class UsageCounts:
-    """Token counts of an answer, for the `usage` of each API; `own` is Edgewise's part."""
+    """Token counts of an answer, for the field `usage` of each API.
+
+    `prompt`, `cached` (of the prompt) and `written` are counts of tokens; `own` has all other
+    counts, for Edgewise's own field.
+    """
 
     def __init__(self, usage: Usage) -> None:
         self.own = msgspec.to_builtins(usage)
@@ -118,7 +131,7 @@ class UsageCounts:
 
 
 class ChunkWriter(Writer):
-    """Replies of `/chat/completions` and `/completions`, which differ in their choices only."""
+    """Replies of `/chat/completions` and `/completions`, which differ only in their choices."""
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -137,21 +150,21 @@ class ChunkWriter(Writer):
         }
         self._own: dict[str, Any] = {"tokens": []}
         self.logprobs = defaultdict[str, list[Any]](list)
-        """Logprobs of all chunks, for the whole reply."""
+        """The logprobs of all chunks by field, collected for the whole reply."""
 
     @abstractmethod
     def opening(self) -> dict[str, Any] | None:
-        """A choice's fields before there is any text."""
+        """Return the fields of a choice in a chunk before any text; None for no such chunk."""
 
     @abstractmethod
     def piece(
         self, item: Item | None = None, more: str = "", token: Token | None = None
     ) -> dict[str, Any]:
-        """A choice's fields for `more` of an item, with the logprobs of `token`."""
+        """Return a choice's fields for a chunk: `more` text of an item, logprobs of `token`."""
 
     @abstractmethod
     def body(self) -> dict[str, Any]:
-        """A choice's fields for a whole answer."""
+        """Return the fields of a choice in the whole reply."""
 
     def reply(self, end: Finished) -> dict[str, Any]:
         own = {"edgewise": self._own} if self.request.edgewise.provenance else {}
@@ -191,7 +204,7 @@ class ChunkWriter(Writer):
         return {"finish_reason": self.finish_reason(end), "stop_reason": end.stop}
 
     def chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
-        """A chunk of one choice, with Edgewise's own fields."""
+        """Return a chunk with one choice, and `own`, the value of the field `edgewise`."""
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}
         if self._with_usage:
             made["usage"] = None
@@ -208,7 +221,7 @@ class ChunkWriter(Writer):
         return {**made, "edgewise": own}
 
     def _fields(self, event: AnswerEvent) -> dict[str, Any] | None:
-        """Edgewise's own fields for an event; None for none."""
+        """Return the value of the field `edgewise` for an event; None if there is none."""
         if isinstance(event, Pending):
             return {"pending": {"index": event.index, "text": event.text}}
         if isinstance(event, RolledBack):
@@ -225,11 +238,11 @@ class ChunkWriter(Writer):
         return None
 
     def text(self, token: int) -> str:
-        """One token's text; parts of characters become U+FFFD."""
+        """Return one token's text; bytes that are no whole character become U+FFFD."""
         return self.tokenizer.piece(token).decode("utf-8", "replace")
 
     def candidates(self, candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
-        """Text, logprob in nats and bytes of each."""
+        """Return OpenAI's objects for candidates: text, logprob (in nats) and bytes of each."""
         return [
             {
                 "token": self.text(one.id),
@@ -241,7 +254,7 @@ class ChunkWriter(Writer):
 
 
 def candidates_of(token: Token) -> Sequence[Candidate]:
-    """Candidates of the model that wrote the token."""
+    """Return the likeliest candidates of the model that wrote the token, if known."""
     return token.cloud if token.source == "cloud" else token.edge
 
 
@@ -257,25 +270,25 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 class EventWriter(Writer):
-    """Replies as typed events, of answers that are a list of items."""
+    """Replies of APIs whose streams are typed events, and whose answers are lists of items."""
 
     end = None
 
     @abstractmethod
     def opened(self, item: Item) -> Iterator[dict[str, Any]]:
-        """The events of an item's beginning."""
+        """Yield the events for the beginning of an item."""
 
     @abstractmethod
     def grown(self, item: Item, more: str) -> dict[str, Any]:
-        """The event of more of an item."""
+        """Return the event for `more` text of an item."""
 
     @abstractmethod
     def closed(self, item: Item, end: Finished | None) -> Iterator[dict[str, Any]]:
-        """The events of an item's end; the last one ends with the answer."""
+        """Yield the events for the end of an item; `end` is given with the answer's last item."""
 
     @abstractmethod
     def ended(self, end: Finished) -> Iterator[dict[str, Any]]:
-        """The events of the answer's end."""
+        """Yield the events for the end of the answer."""
 
     def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
         if not isinstance(event, Token | Finished):
@@ -295,7 +308,10 @@ class EventWriter(Writer):
 
 
 class EventStream(EventSourceResponse):
-    """A reply as server-sent events, with pings while there are none; closes `held` at the end."""
+    """A response that streams `events` as server-sent events, with pings while there are none.
+
+    `held`, the exit stack of the request's resources, is closed when the response ends.
+    """
 
     def __init__(
         self,
@@ -335,8 +351,11 @@ async def _streamed(writer: Writer, events: AsyncGenerator[AnswerEvent]) -> Asyn
 
 
 async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) -> Response:
-    """Answer; stop the work when the client leaves. Raises what `admitted`, `Answering.read` and
-    `Answering.grammar` do."""
+    """Write the answer to a request, as a stream if that was asked for; stop if the client leaves.
+
+    `decoding` is the request to the pair. Raises as `admitted`, `Answering.read` and
+    `Answering.grammar`; later errors of a stream are chunks of it.
+    """
     answering, caller = pair_of(request), caller_of(request)
     local = decoding.messages[-1].local
     async with AsyncExitStack() as held:
@@ -379,9 +398,9 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
 
 @asynccontextmanager
 async def admitted(request: Request) -> AsyncGenerator[QueuePlace]:
-    """A place in the queue, so that no more is read than can be answered.
+    """Hold a place in the queue, so that no more requests are read than can be answered.
 
-    Raises `ApiError` 429 if the queue is full or the key at its limits.
+    Raises `ApiError` 429 if the queue is full or the key has reached a limit.
     """
     async with caller_of(request).entered():
         place = pair_of(request).queue.enter()
@@ -392,7 +411,7 @@ async def admitted(request: Request) -> AsyncGenerator[QueuePlace]:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of `work`. Cancels it and raises `ApiError` 499 when the client leaves."""
+    """Return the result of `work`. If the client leaves, cancel it and raise `ApiError` 499."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

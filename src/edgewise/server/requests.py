@@ -1,8 +1,8 @@
-"""Request fields: every one is honoured, ignored and named in a header, or refused.
+"""Fields of requests. Every field is honoured, refused, or ignored and named in a header.
 
-An ignored field changes no answer here, such as a label or a hint. A field of the API that has one
-harmless value is taken with that value alone. The three chat APIs share the pieces below; each of
-their requests is a `ConversationRequest`.
+A field is ignored if it changes no answer here, such as a label or a hint. A field of the API that
+has one harmless value is accepted with that value alone. The three chat APIs share the classes
+below; each of their requests is a `ConversationRequest`.
 """
 
 import json
@@ -35,7 +35,7 @@ from edgewise.server.errors import ApiError, shown
 
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096
-"""Most parts and calls of all messages together."""
+"""Maximum number of parts and tool calls of all messages together."""
 
 MAX_CHARACTERS = 4 << 20
 MAX_IDS = 1 << 20
@@ -44,7 +44,7 @@ MAX_TOKENS = 1 << 20
 MAX_CALLS = 128
 MAX_ARGUMENTS = 1 << 20
 TOP_LOGPROBS = 5
-"""Most candidates of a token: as many as a consult brings."""
+"""Maximum of `top_logprobs`: as many candidates per token as a cloud model's reply has."""
 
 IGNORED_HEADER = "X-Edgewise-Ignored"
 _MOST_NAMES = 50
@@ -59,14 +59,15 @@ _HIGH, _LOW = rb"u[dD][89abAB][0-9a-fA-F]{2}", rb"u[dD][c-fC-F][0-9a-fA-F]{2}"
 _HALF = re.compile(
     rb"\\(?<!\\\\)(?:%b(?!\\%b)|(?<!\\%b\\)%b)" % (_HIGH, _LOW, _HIGH, _LOW), re.ASCII
 )
-"""Half a character as an escape, without its other half."""
+"""A JSON escape of one UTF-16 surrogate without its other half."""
 
 
 class _JsonRequest(Request):
-    """Python's own reader takes NaN and numbers beyond all range.
+    """A request whose JSON is read strictly, except for halves of surrogate pairs.
 
-    A client that cuts a text inside an emoji sends half of it; browsers write U+FFFD there. If it
-    was refused, a conversation that has one could never go on.
+    Python's own reader accepts NaN and numbers beyond any range. A client that cuts a text inside
+    an emoji sends half of a pair, which becomes U+FFFD as in browsers: if it were refused, a
+    conversation that contains one could never go on.
     """
 
     async def json(self) -> Any:
@@ -80,7 +81,11 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """An endpoint that reads such a body, of callers alone: FastAPI's own checks come after it."""
+    """A route that reads its JSON body strictly, after the caller's API key was accepted.
+
+    Raises `ApiError` 401 or 403 for the key, 415 for a compressed body, before FastAPI looks at the
+    body.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -96,7 +101,10 @@ class JsonRoute(APIRoute):
 
 
 class Strict(BaseModel, extra="allow", strict=True):
-    """Refuses unknown fields and values of other types. Remembers fields that it ignores."""
+    """Base class of request objects: refuses unknown fields, and values of a wrong type.
+
+    Unknown fields named in `ignores` are accepted and reported by `ignored_names`.
+    """
 
     ignores: ClassVar[frozenset[str]] = frozenset()
 
@@ -113,7 +121,7 @@ class Strict(BaseModel, extra="allow", strict=True):
         return name in self.ignores
 
     def ignored_names(self) -> list[str]:
-        """Fields of this object alone that are ignored. Null, false or empty asks for nothing."""
+        """Return this object's ignored fields (not nested ones) with a true, non-empty value."""
         given = self.model_extra or {}
         return [name for name in sorted(given) if given[name]]
 
@@ -128,14 +136,18 @@ class IgnoredObject(Strict, extra="ignore"):
 
 
 class Returned(Strict):
-    """A part of an answer that comes back: fields that its server or client added are ignored."""
+    """A part of an earlier answer, sent back by the client: unknown fields are ignored."""
 
     def ignores_field(self, name: str) -> bool:
         return True
 
 
 class RoleTurn(Strict):
-    """A turn of any API; an assistant's is an answer that comes back."""
+    """A message in any of the APIs, with a role.
+
+    An assistant's message is an earlier answer that the client sends back, so its unknown fields
+    are ignored.
+    """
 
     role: Any
 
@@ -146,7 +158,7 @@ class RoleTurn(Strict):
 
 
 def ignored(body: object, place: str = "") -> Iterator[str]:
-    """The fields of a request that are ignored, by their places, such as `messages.name`."""
+    """Yield the ignored fields in a request, with their paths, such as `messages.name`."""
     if isinstance(body, Strict):
         yield from (place + name for name in body.ignored_names())
         for name in type(body).model_fields:
@@ -159,7 +171,7 @@ def ignored(body: object, place: str = "") -> Iterator[str]:
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str] | None:
-    """The header that names ignored fields, each once, the first of very many; None for none."""
+    """Return a header that names the first 50 distinct ignored fields; None if there are none."""
     unique = list(dict.fromkeys(names))
     return {IGNORED_HEADER: ", ".join(unique[:_MOST_NAMES])} if unique else None
 
@@ -171,9 +183,10 @@ _SAME_TYPES = {
 
 
 def by_type(default: str = "", *, others: bool = False) -> Discriminator:
-    """Chooses a union's member by `type`; its tags are in brackets, which error paths leave out.
+    """Return a discriminator that selects the member of a union by the field `type`.
 
-    With `others` every type but the default has the tag "(other)".
+    `default` is the type of an object that has none. Tags are in brackets, so that error messages
+    can leave them out of paths. With `others` all types but the default have the tag "(other)".
     """
 
     def tag(value: object) -> str:
@@ -208,14 +221,14 @@ CallId = Annotated[str, Field(max_length=200)]  # of some servers it is empty
 
 
 def _json_text(given: object) -> object:
-    """Arguments as JSON text: some servers send an object, or null for none."""
+    """Return arguments as JSON text: some servers send an object, or null for none."""
     if given is None or isinstance(given, dict):
         return msgspec.json.encode(cast(object, given) or {}).decode()
     return given
 
 
 Arguments = Annotated[str, Field(max_length=MAX_ARGUMENTS), BeforeValidator(_json_text)]
-"""JSON text of a call's arguments, as far as the answer was written."""
+"""JSON text of a tool call's arguments; incomplete if the answer was cut off."""
 
 
 class TextPart(Strict):
@@ -241,14 +254,14 @@ Texts = BoundedText | Annotated[list[Part], Field(max_length=MAX_MESSAGES)]
 
 
 class ChatTurn(NamedTuple):
-    """A turn of a conversation, and the texts of its parts."""
+    """A message in the form that `Pair` reads, and the texts of which its content was joined."""
 
     message: Message
     parts: Sequence[str]
 
 
 def texts_in(content: str | Sequence[Strict | str] | None) -> list[str]:
-    """The texts of a content, without its empty ones if it is no list."""
+    """Return the texts in a message's content. An empty string has none."""
     parts = [content] if isinstance(content, str) and content else content or ()
     return [
         one if isinstance(one, str) else one.text
@@ -266,7 +279,11 @@ def turn(
     call_id: str | None = None,
     local: bool = False,
 ) -> ChatTurn:
-    """Makes one; the texts among the parts of `content` are joined with `between`."""
+    """Return the `ChatTurn` of a message.
+
+    The texts in `content` are joined with `between`. `calls` are the tool calls of the message;
+    `call_id` is the call that it is the result of.
+    """
     texts = texts_in(content)
     message = Message(
         "system" if role == "developer" else role,
@@ -279,7 +296,10 @@ def turn(
 
 
 def limit_parts(turns: object) -> object:
-    """The same turns; raises if they have too many parts or calls, before each is looked at."""
+    """Return `turns` unchanged, a validator that runs before each message is looked at.
+
+    Raises a validation error if the messages have more than `MAX_PARTS` parts and calls.
+    """
     if isinstance(turns, list):
         first = cast(list[object], turns)[:MAX_MESSAGES]
         parts = [part for turn in first for part in _parts(turn)]
@@ -297,7 +317,7 @@ def _parts(turn: object) -> list[object]:
 
 
 def max_entries(most: int) -> BeforeValidator:
-    """Refuses a dict with more entries, before each is looked at."""
+    """Return a validator that refuses a dict of more than `most` entries before looking at them."""
 
     def few(given: object) -> object:
         if isinstance(given, dict) and len(cast(dict[object, object], given)) > most:
@@ -361,10 +381,11 @@ def response_format_of(
     only: str | None = None,
     parallel: bool | None = None,
 ) -> ResponseFormat | None:
-    """The response format and tools; None for plain text.
+    """Return the response format of a request, tools included; None for plain text.
 
-    `choice` is "none", "auto" or "required"; `only` is the tool that has to be called. Raises
-    `ApiError` or `UsageError`.
+    `choice` is "none", "auto" or "required"; `only` names the one tool that has to be called. The
+    answer may have several calls unless `parallel` is false. Raises `ApiError` for a choice without
+    tools, `UsageError` for invalid tools.
     """
     if not tools and (only or choice == "required"):
         raise ApiError(400, "tool_choice needs tools.", param="tool_choice")
@@ -380,7 +401,7 @@ def response_format_of(
 
 
 def require_known(tokenizer: Tokenizer, ids: Sequence[int], field: str) -> None:
-    """Raises `ApiError` for ids that the tokenizer does not have."""
+    """Raise `ApiError` 400 for ids that the tokenizer does not have; `field` held them."""
     if max(ids, default=0) >= tokenizer.size:
         message = f"The model has token ids from 0 to {tokenizer.size - 1} only."
         raise ApiError(400, message, param=field)
@@ -415,30 +436,33 @@ def _without_tokens(options: EdgewiseOptions) -> EdgewiseOptions:
 
 
 CloudOptions = Annotated[EdgewiseOptions, AfterValidator(_without_tokens)]
-"""Options of the APIs whose replies are typed events."""
+"""`EdgewiseOptions` of `/v1/responses` and `/v1/messages`, which support `cloud` alone."""
 
 
 class ModelRequest(Strict):
-    """The fields of all requests to a model."""
+    """The fields that every request to a model has."""
 
     model: ModelName
     edgewise: EdgewiseOptions = EdgewiseOptions()
 
 
 class ConversationRequest(ModelRequest):
-    """A request of any API that is a conversation."""
+    """A request of any of the chat APIs: it contains a conversation."""
 
     @abstractmethod
     def turns(self) -> Sequence[ChatTurn]:
-        """Its turns, as they came; raises nothing."""
+        """Return the conversation's messages as they were sent; raises nothing."""
 
     @abstractmethod
     def answer_format(self) -> ResponseFormat | None:
-        """Its response format and tools. Raises `ApiError` or `UsageError`."""
+        """Return the response format and tools. Raises `ApiError` or `UsageError` if invalid."""
 
 
 class AnswerRequest(ModelRequest):
-    """The fields of all requests for an answer. Without a value the server's setting holds."""
+    """The fields that every request for an answer has.
+
+    For a field that is None the server's own setting holds.
+    """
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -452,16 +476,16 @@ class AnswerRequest(ModelRequest):
 
     @property
     def candidates(self) -> int | None:
-        """Number of candidates of each token in the reply; None: it has no logprobs."""
+        """How many likeliest alternatives per token the reply lists; None: it has no logprobs."""
         return None
 
 
 class ConversationAnswerRequest(ConversationRequest, AnswerRequest):
-    """A conversation to answer."""
+    """A request of any of the chat APIs for the next answer of a conversation."""
 
 
 class OpenAIRequest(AnswerRequest):
-    """The fields that OpenAI's two older APIs share."""
+    """The fields that `/v1/chat/completions` and `/v1/completions` share."""
 
     ignores = frozenset({"user"})
     n: Literal[1] | None = None

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: a chat in the terms of OpenAI's newer API, with its typed events."""
+"""The endpoint `/v1/responses`: chat in OpenAI's newer API, with typed events."""
 
 import secrets
 import time
@@ -170,11 +170,11 @@ _DEFAULTS: dict[str, Any] = {
     "top_p": None,
     "usage": None,
 }
-"""A response's fields without an answer. The request's own values come back."""
+"""The fields of a response that has no answer yet. Values in the request replace them."""
 
 
 class ResponsesWriter(EventWriter):
-    """A response, or its events."""
+    """The reply of `/v1/responses`: a response object, or the events of its stream."""
 
     _number = -1
 
@@ -261,7 +261,7 @@ def _text(item: Item) -> dict[str, Any]:
 
 
 def _whole(item: Item, status: str) -> dict[str, Any]:
-    """The item so far."""
+    """Return the item as it is written so far."""
     head = {"id": _id(item), "status": status}
     if item.call is None:
         return {"type": "message", "role": "assistant", **head, "content": [_text(item)]}
