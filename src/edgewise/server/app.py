@@ -55,22 +55,23 @@ def _entry(name: str) -> dict[str, Any]:
 
 @keyed.get("/v1/models")
 async def listed(request: Request) -> dict[str, Any]:
-    """The model ids; any `edgewise@SHARE` or `edgewise:tTHRESHOLD` may be asked for as well."""
+    """List the model ids. Any `edgewise@SHARE` and `edgewise:tTHRESHOLD` are valid as well."""
     return {"object": "list", "data": [_entry(name) for name in listed_ids(pair_of(request))]}
 
 
 @keyed.get("/v1/models/{model}")
 async def model(model: str, request: Request) -> dict[str, Any]:
-    """One of them."""
+    """Return the entry of one model id. Answers 404 for an unknown id."""
     policy_for(pair_of(request), model)
     return _entry(model)
 
 
 @keyed.get("/v1/sent")
 def sent(request: Request) -> dict[str, Any]:
-    """What the last answers sent to the cloud: counts, never text; the newest first.
+    """List what the last answers sent to the cloud: counts, never text; the newest first.
 
-    `at` is when an answer began to send, in seconds since 1970.
+    `at` is when the answer first sent something, in seconds since 1970. Refused (403) on a server
+    with a file of keys, since it lists the answers of all keys.
     """
     if caller_of(request).key is not ANYBODY:
         raise ApiError(403, "This lists the answers of all keys; use /metrics instead.")
@@ -84,8 +85,10 @@ def sent(request: Request) -> dict[str, Any]:
 
 @about.get("/health")
 async def health(request: Request) -> dict[str, Any]:
-    """That it runs, with which models, and whether the cloud answers. Without the server's key
-    models have no names, which may be addresses and paths."""
+    """Report that the server runs, with which models, and whether the cloud is paused.
+
+    Without a valid key the models' names are left out, since they may be addresses and paths.
+    """
     answering, known = pair_of(request), request.app.state.callers.find(request) is not None
     clouds = ", ".join(one.name for one in answering.pair.clouds)
     policy = answering.pair.policy
@@ -110,7 +113,7 @@ async def health(request: Request) -> dict[str, Any]:
 
 @keyed.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Counters in Prometheus's text format."""
+    """Return the server's counters in Prometheus's text format."""
     text = generate_latest(request.app.state.metrics.registry)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -48,14 +48,14 @@ from edgewise.server.requests import (
 
 
 class FunctionCall(Returned):
-    """A call that an answer made."""
+    """The function that a tool call names, and its arguments."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     arguments: Arguments
 
 
 class MessageToolCall(Returned):
-    """A call that an assistant's message made."""
+    """A tool call in an assistant's message."""
 
     id: CallId
     type: Literal["function"] | None = None
@@ -63,7 +63,7 @@ class MessageToolCall(Returned):
 
 
 class ChatMessage(RoleTurn):
-    """A turn. `developer` is another name of `system`; `tool` has the result of a call."""
+    """A message. The role `developer` is another name of `system`; `tool` is a call's result."""
 
     # Templates know roles alone, no names.
     ignores = frozenset({"name", "annotations", "id", "cache_control"})
@@ -95,21 +95,21 @@ _MAY_BE_EMPTY = ("assistant", "tool")
 
 
 class FunctionTool(Strict):
-    """A tool is a function. As a choice it names the one that has to be called."""
+    """A tool that the answer may call; as `tool_choice`, the one tool that it has to call."""
 
     type: Literal["function"]
     function: FunctionDefinition
 
 
 class JsonSchemaFormat(Strict):
-    """Answers are JSON that a schema allows."""
+    """A response format with a JSON schema, in the form of `/v1/chat/completions`."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
 class ChatRequest(ConversationAnswerRequest, OpenAIRequest):
-    """`POST /v1/chat/completions`."""
+    """The body of `POST /v1/chat/completions`."""
 
     # Nothing is stored, billed by tier, screened or cached by a key; the rest are hints.
     ignores = OpenAIRequest.ignores | {

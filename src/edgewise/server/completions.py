@@ -54,9 +54,9 @@ def _only(prompt: object) -> object:
 
 
 class CompletionRequest(OpenAIRequest):
-    """`POST /v1/completions`: one prompt, as text or as token ids.
+    """The body of `POST /v1/completions`: one prompt, as text or as token ids.
 
-    With `echo` the prompt comes back before its continuation, which may have no tokens then.
+    With `echo` the reply begins with the prompt, and its continuation may be empty.
     """
 
     prompt: Annotated[BoundedText | TokenIds, BeforeValidator(_only)]
@@ -186,9 +186,9 @@ MAX_TOKENIZED = 1 << 20
 
 
 class TokenizeRequest(Strict):
-    """`POST /tokenize`: special tokens that are written in the text are read as such.
+    """The body of `POST /tokenize`. Special tokens written in the text are read as special tokens.
 
-    With `add_special_tokens` the ids are those of a whole prompt.
+    With `add_special_tokens` a BOS token is added as for a whole prompt, if the model has one.
     """
 
     model: ModelName | None = None
@@ -197,7 +197,7 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
-    """`POST /detokenize`."""
+    """The body of `POST /detokenize`."""
 
     model: ModelName | None = None
     tokens: TokenIds

@@ -52,7 +52,7 @@ from edgewise.server.requests import (
 
 
 class ToolUse(Returned):
-    """A call that an earlier answer made."""
+    """A tool call in an earlier answer."""
 
     type: Literal["tool_use"]
     id: CallId
@@ -61,7 +61,7 @@ class ToolUse(Returned):
 
 
 class ToolResult(Strict):
-    """The result of a call."""
+    """The result of a tool call."""
 
     ignores = frozenset({"cache_control", "is_error"})
     type: Literal["tool_result"]
@@ -79,7 +79,7 @@ Block = Annotated[
 
 
 class AnthropicTurn(RoleTurn):
-    """A turn. Newer clients put later instructions between the turns."""
+    """A message. Newer clients also send `system` messages between the others."""
 
     role: Literal["user", "assistant", "system"]
     content: BoundedText | Annotated[list[Block], Field(max_length=MAX_MESSAGES)]
@@ -123,7 +123,7 @@ AnyTool = Annotated[
 
 
 class AnthropicToolChoice(Strict):
-    """Which tools are to be called."""
+    """Which tools the answer may or has to call."""
 
     type: Literal["none", "auto", "any", "tool"]
     name: Name | None = None
@@ -131,20 +131,20 @@ class AnthropicToolChoice(Strict):
 
 
 class OutputConfig(Strict):
-    """How the answer is written."""
+    """Options of the answer's form, such as a JSON schema."""
 
     ignores = frozenset({"effort"})
     format: TypedJsonSchema | None = None
 
 
 class ContextEdit(IgnoredObject):
-    """Clearing of reasoning, which is ignored anyway. Other edits would change the prompt."""
+    """An edit that clears reasoning: it is ignored, while all other edits are refused."""
 
     type: Annotated[str, Field(pattern=r"^clear_thinking_\d+$", max_length=100)]
 
 
 class ContextManagement(Strict):
-    """Edits of long conversations."""
+    """Edits of a long conversation; only those that clear reasoning are accepted."""
 
     edits: Annotated[list[ContextEdit], Field(max_length=10)] | None = None
 
@@ -166,7 +166,7 @@ def _lasting(system: Texts | None) -> Texts | None:
 
 
 class CountRequest(ConversationRequest):
-    """`POST /v1/messages/count_tokens`."""
+    """The body of `POST /v1/messages/count_tokens`."""
 
     # The KV cache keeps what it can by itself, and no reasoning is kept apart.
     ignores = frozenset({"cache_control", "thinking", "speed", "user_profile_id", "workspace_id"})
@@ -200,7 +200,7 @@ class CountRequest(ConversationRequest):
 
 
 class MessagesRequest(CountRequest, ConversationAnswerRequest):
-    """`POST /v1/messages`."""
+    """The body of `POST /v1/messages`."""
 
     ignores = CountRequest.ignores | {"metadata", "service_tier", "inference_geo", "diagnostics"}
     # Unlike OpenAI's it has to be there.

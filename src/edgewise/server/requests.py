@@ -127,7 +127,7 @@ class Strict(BaseModel, extra="allow", strict=True):
 
 
 class IgnoredObject(Strict, extra="ignore"):
-    """An object that is ignored whole, such as reasoning, or a tool that a provider runs."""
+    """An object that is ignored with all its fields, such as reasoning or a provider's own tool."""
 
     type: Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -232,7 +232,7 @@ Arguments = Annotated[str, Field(max_length=MAX_ARGUMENTS), BeforeValidator(_jso
 
 
 class TextPart(Strict):
-    """A part of a message; only text can be read. Parts of answers come back as they were."""
+    """A text part of a message; fields that servers add to their answers' parts are ignored."""
 
     ignores = frozenset(
         {
@@ -336,13 +336,13 @@ Tools = Annotated[list[_T], Field(max_length=MAX_TOOLS)]
 
 
 class PlainFormat(Strict):
-    """Answers are plain text, or a JSON object."""
+    """A response format without a schema: plain text, or any JSON object."""
 
     type: Literal["text", "json_object"]
 
 
 class JsonSchema(Strict):
-    """A schema and its name. Answers are held to it, `strict` or not."""
+    """A JSON schema and its name. The answer follows the schema, whether or not `strict` is set."""
 
     name: Name | None = None
     description: Description | None = None
@@ -351,7 +351,7 @@ class JsonSchema(Strict):
 
 
 class TypedJsonSchema(JsonSchema):
-    """Answers are JSON that a schema allows."""
+    """A response format with a JSON schema, in the form of `/v1/responses` and `/v1/messages`."""
 
     type: Literal["json_schema"]
 
@@ -362,9 +362,10 @@ AnyPlainFormat = (
 
 
 class FunctionDefinition(Strict):
-    """A function; its arguments are held to `parameters`.
+    """A function that an answer may call with arguments that follow the JSON schema `parameters`.
 
-    Keywords of these that the grammar cannot hold are refused if it is `strict`, else reported.
+    Schema keywords that the grammar does not support are refused if the function is `strict`,
+    otherwise ignored and named in a header.
     """
 
     name: Name
@@ -408,18 +409,19 @@ def require_known(tokenizer: Tokenizer, ids: Sequence[int], field: str) -> None:
 
 
 class StreamOptions(Strict):
-    """`include_usage` adds a last chunk with the usage."""
+    """Options of a stream. `include_usage` adds a last chunk with token counts."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
 class EdgewiseOptions(Strict):
-    """Edgewise's own options.
+    """Edgewise's own options, in the request's field `edgewise`.
 
-    With `provenance` replies say who wrote each token and why. With `pending` a stream also has the
-    draft tokens that the edge writes during a consult. With `cloud` "none" the conversation is
-    local from its last message on.
+    With `provenance` the reply says of each token which model wrote it and why. With `pending` a
+    stream also has the draft tokens that the edge model writes while it waits for the cloud model.
+    With `cloud` "none" the last message and all after it are local: only trusted clouds may see
+    them.
     """
 
     provenance: bool = False

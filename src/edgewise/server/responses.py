@@ -43,7 +43,7 @@ from edgewise.server.requests import (
 
 
 class InputMessage(RoleTurn):
-    """A turn; an answer's comes back with its id and status."""
+    """A message; an earlier answer's message is sent back with its id and status."""
 
     ignores = frozenset({"id", "status", "phase"})
     type: Literal["message"] = "message"
@@ -52,14 +52,14 @@ class InputMessage(RoleTurn):
 
 
 class CallItem(FunctionCall):
-    """A call that an earlier answer made."""
+    """A tool call in an earlier answer."""
 
     type: Literal["function_call"]
     call_id: CallId
 
 
 class OutputItem(Strict):
-    """The result of a call."""
+    """The result of a tool call."""
 
     ignores = frozenset({"id", "status", "created_by"})
     type: Literal["function_call_output"]
@@ -89,7 +89,7 @@ AnyTool = Annotated[
 
 
 class TextOptions(Strict):
-    """How the answer is written."""
+    """Options of the answer's form, such as a JSON schema."""
 
     ignores = frozenset({"verbosity"})
     format: (
@@ -99,7 +99,7 @@ class TextOptions(Strict):
 
 
 class ResponsesRequest(ConversationAnswerRequest):
-    """`POST /v1/responses`. Nothing is stored: a conversation comes whole, in `input`."""
+    """The body of `POST /v1/responses`. Nothing is stored: `input` has the whole conversation."""
 
     # Nothing is stored, billed by tier, screened or cached by a key; the rest are hints and limits
     # that are never reached.
