@@ -12,8 +12,10 @@ from edgewise.prompts import Prompt
 Flying = Future[Completion]
 
 Intercept = Callable[[Sequence[int], int, Callable[[], Flying]], Flying]
-"""Wraps a consult: gets the ids, the number of tokens asked for, and `send`, which sends it;
-returns the future of its completion."""
+"""Function that sends a consult and returns the future of its completion.
+
+Its arguments are the ids, the number of tokens asked for, and `send`, which sends the consult.
+"""
 
 
 class WrappedCloud(CloudModel if TYPE_CHECKING else object):

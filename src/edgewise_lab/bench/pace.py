@@ -134,7 +134,7 @@ class EnginePace(NamedTuple):
     read: float = 0.0002
 
     def of(self, tokens: int, computed: int) -> float:
-        """Return the seconds of a reply of `tokens` tokens, with `computed` uncached prompt tokens."""
+        """Return the seconds of a reply of `tokens`, with `computed` uncached prompt tokens."""
         write = self.first + (tokens - 1) * self.token if tokens else 0.0
         return self.read * computed + write
 

@@ -220,7 +220,7 @@ def _filled(torch: Any, network: Any, state: dict[str, Tensor], path: Path) -> A
 
 
 def padded(torch: Any, prompts: Sequence[Sequence[int]], device: Any) -> tuple[Tensor, Tensor]:
-    """Return ids and mask as tensors [prompts, columns], padded on the left; the mask has 0 there."""
+    """Return ids and mask, tensors [prompts, columns], padded on the left (mask 0)."""
     longest = max(map(len, prompts))
     ids = [[0] * (longest - len(one)) + list(one) for one in prompts]
     mask = [[0] * (longest - len(one)) + [1] * len(one) for one in prompts]

@@ -8,9 +8,12 @@ import msgspec
 from edgewise_lab.bench.rules.models import Tensor
 
 Then = Literal["token", "word", "window"]
-"""What a rule does where it wants the cloud's token: `token` writes that token, `word` lets the
-cloud finish the word, and `window` keeps the edge's token if both models agree on the next `WINDOW`
-tokens, else goes back and writes the cloud's (as in FLy)."""
+"""What a rule does where it wants the cloud's token.
+
+`token`: the cloud writes that token. `word`: the cloud goes on to the end of the word. `window`:
+the edge's token is written, and stays if both models agree on the next `WINDOW` tokens; else it is
+taken back for the cloud's (as in FLy).
+"""
 
 WINDOW = 6
 MEMORY = 16

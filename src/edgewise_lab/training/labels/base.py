@@ -29,8 +29,11 @@ class Rollout(NamedTuple):
 
 
 Labelling = Generator[list[Rollout], list[Continuation], list[float]]
-"""Generator that labels one text: yields lists of rollouts, is sent their continuations in the same
-order, and returns a value from 0 to 1 for every token."""
+"""Generator that labels one text.
+
+It yields lists of rollouts, is sent their continuations in the same order, and returns a value from
+0 to 1 for every token of the text.
+"""
 
 
 class Case(NamedTuple):
