@@ -39,7 +39,7 @@ CONSULTS = 16
 """Default number of requests in flight to a cloud elsewhere; its engine batches them."""
 
 DEADLINE = 3600.0
-"""Seconds that a continuation may take: those side by side on two cores take minutes each."""
+"""Seconds that a continuation may take: many at once on two cores take minutes each."""
 
 WIDTH = 32
 """Default number of sessions that a model in this process decodes together."""
@@ -101,7 +101,7 @@ def local_rollouts(
     *,
     seen: Callable[[CloudModel], CloudModel] = lambda cloud: cloud,
 ) -> Rollouts:
-    """Return `Rollouts` by a model in this process; to close them leaves `model` open.
+    """Return `Rollouts` by a model in this process; closing them leaves `model` open.
 
     llama.cpp decodes at most `width` sessions together, in a context of their own; other engines
     decode them one after the other. `seen` may wrap the cloud model that the requests go to, for

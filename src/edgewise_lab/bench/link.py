@@ -163,7 +163,7 @@ class LinkBench:
         self._connect, self._pace, self._task = connect, pace, task
 
     def row(self, conditions: Conditions, done: Callable[[], None] = lambda: None) -> LinkRow:
-        """Let all systems answer all questions; `done` is called after each answer."""
+        """Return the row measured under these conditions; `done` is called after each answer."""
         policies = {
             "edge": Policy(cloud_share=0.0),
             "waiting": Policy(threshold=conditions.threshold),

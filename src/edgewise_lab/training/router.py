@@ -185,7 +185,7 @@ class Training:
         self._reference(columns)
 
     def label(self) -> None:
-        """Compute the label's values of all collected texts. Raises `UsageError` where none are."""
+        """Compute the label's values of the collected texts. Raises `UsageError` without any."""
         self._require_collected()
         samples, columns = self._collected()
         with ExitStack() as stack:

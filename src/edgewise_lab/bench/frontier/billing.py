@@ -61,7 +61,7 @@ PRICE_LISTS = (
 
 
 def bill(prices: PriceList, requests: Iterable[CloudRequest]) -> float | None:
-    """Return the cost of the requests; None where a second has a price and an engine told no time.
+    """Return the cost of the requests; None if it depends on a time that no engine reported.
 
     Providers cache whole blocks of tokens. That is ignored, so that a request may cost up to one
     block's discount more than computed here.
@@ -89,7 +89,7 @@ class RecordedCloud(WrappedCloud):
     prefetches = False
 
     def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
-        """`seconds` computes the engine's time instead of its meter, for an engine slowed down."""
+        """`seconds` computes an engine's time in place of its own meter, if it is slowed down."""
         super().__init__(cloud, lambda ids, n, send: send())
         self._seconds = seconds
         self._asks: list[_Ask] = []

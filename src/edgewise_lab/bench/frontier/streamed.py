@@ -79,7 +79,10 @@ class Streamed:
         key: str | None = None,
         seconds: EngineTime | None = None,
     ) -> None:
-        """`model` is served by the engine at `url`; for `seconds` see `RecordedCloud`."""
+        """`model` names one that the engine at `url` serves; `key` is an API key.
+
+        `seconds` computes the engine's time in place of its own meter, if it is slowed down.
+        """
         self._url = checked_address(url)
         self._tokenizer, self._max_tokens, self._model = tokenizer, max_tokens, model
         self._seconds, self._asked = seconds, list[CloudRequest]()

@@ -176,7 +176,7 @@ class PairSystems:
 
     @property
     def streams(self) -> bool:
-        """Whether the cloud alone streams its answers: only where it is an engine asked by ids."""
+        """Whether the cloud alone streams: only where it is an engine that is asked by token ids."""
         return self._cloud.id_engine is not None
 
     def close(self) -> None:

@@ -116,7 +116,7 @@ def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto"
 
 
 def device_of(torch: Any, name: str) -> str:
-    """Return the name of a torch device; `auto` is resolved. Raises `UsageError` without it."""
+    """Return `name`, with `auto` resolved. Raises `UsageError` for a device that torch lacks."""
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
         return "cpu" if found is None else str(found.type)

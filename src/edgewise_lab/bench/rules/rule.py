@@ -119,7 +119,7 @@ def look(torch: Any, logits: Sequence[Tensor], mean: Tensor, random: Tensor) -> 
 class RuleColumns(NamedTuple):
     """The rules of a batch as tensors [rows]; `signal` is an index into `SIGNALS`.
 
-    `word` and `window` are true where `Rule.then` is.
+    `word` and `window` say whether `Rule.then` is that.
     """
 
     signal: Tensor

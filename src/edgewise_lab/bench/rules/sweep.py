@@ -26,7 +26,7 @@ from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
 
 ROUNDS = 6
-"""Most times that the calibration questions are answered to find the thresholds."""
+"""Maximum number of times that the calibration questions are answered to find thresholds."""
 
 _LOWEST = -1e9
 """A threshold that every signal reaches but that of a token that both models write."""

@@ -15,10 +15,10 @@ from edgewise_lab.training.labels.base import Case, Label, Labelling, Writer
 
 
 class Value(Label):
-    """1 where the cloud model's answer is right, and turns wrong with the edge's token here.
+    """Label that is 1 where the cloud model's right answer turns wrong with the edge's token there.
 
-    The texts are the cloud model's greedy answers. Only where the edge model would write another
-    token does the cloud model continue after that token, which shows how the answer ends with it.
+    The texts are the cloud model's greedy answers. Where the edge model would write another token,
+    the cloud model continues after that token, which shows how the answer ends with it.
     """
 
     name = "value"
@@ -36,7 +36,7 @@ class Value(Label):
 
 
 class Final(Label):
-    """How much the end of the cloud model's answer changes if it contains the edge's token here.
+    """Label for how much the cloud model's answer changes at its end with the edge's token there.
 
     The cloud model continues after the edge's token. Two choices or numbers are the same (0) or not
     (1); for other answers the value is the share of content words that only one of both has. No
@@ -64,7 +64,7 @@ class Final(Label):
 
 
 class Rescue(Label):
-    """1 where the edge model's answer is wrong, and turns right if the cloud writes this token.
+    """Label that is 1 where the edge model's wrong answer turns right with the cloud's token there.
 
     The texts are the edge model's own answers, as in use. The cloud model reads each once and
     writes none. Where it would have written another token in a wrong answer, the edge model
