@@ -1,4 +1,4 @@
-"""Many continuations of many prefixes: what labels and references are made from."""
+"""Continues many texts in parallel with one model, as labels and training data need it."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,39 +20,39 @@ from edgewise.prompts import Prompt
 
 
 class Prefix(msgspec.Struct, frozen=True):
-    """Ids to go on from, with at most `n` more, and no more than the context has room for."""
+    """Token ids that a model is to continue with at most `n` more, or until its context is full."""
 
     ids: tuple[int, ...]
     n: int
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """Tokens that a model wrote, its end token included."""
+    """Token ids that a model wrote after a prefix, its end-of-sequence id included."""
 
     ids: tuple[int, ...]
 
 
 Done = Callable[[int, Continuation], None]
-"""Called with a prefix's index and continuation as soon as that ends."""
+"""Callback that gets a prefix's index and its continuation, as soon as that is complete."""
 
 CONSULTS = 16
-"""Consults in flight; an engine decodes them together."""
+"""Default number of requests in flight to a cloud elsewhere; its engine batches them."""
 
 DEADLINE = 3600.0
-"""Seconds that a continuation may take: those side by side on two cores take minutes each."""
+"""Seconds that a continuation may take: many at once on two cores take minutes each."""
 
 WIDTH = 32
-"""Sessions of a model in this process that decode together."""
+"""Default number of sessions that a model in this process decodes together."""
 
 _CELLS = 1 << 15
 """Bound on the KV cache of all of these, ids."""
 
 
 class Rollouts:
-    """Continues prefixes by `cloud`, `width` at a time.
+    """Continues prefixes with the model `cloud`, at most `width` of them at a time.
 
-    Each session goes on with the next prefix: neighbours mostly begin alike, and a KV cache
-    computes what it does not hold yet.
+    A session that is free takes the next prefix: neighbours mostly begin alike, and the session's
+    KV cache keeps what they share. `close` calls `at_close`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Rollouts:
     def run(
         self, prefixes: Sequence[Prefix], done: Done = lambda index, continuation: None
     ) -> list[Continuation]:
-        """One continuation for each prefix, in their order.
+        """Return one continuation for each prefix, in their order; `done` is called for each.
 
         Raises the `CloudError` of the first failure.
         """
@@ -101,10 +101,11 @@ def local_rollouts(
     *,
     seen: Callable[[CloudModel], CloudModel] = lambda cloud: cloud,
 ) -> Rollouts:
-    """Rollouts of a model in this process, which `close` leaves open; `seen` may wrap its consults.
+    """Return `Rollouts` by a model in this process; closing them leaves `model` open.
 
-    `width` sessions share llama.cpp's passes, in a context of their own. Those of other engines run
-    one after the other.
+    llama.cpp decodes at most `width` sessions together, in a context of their own; other engines
+    decode them one after the other. `seen` may wrap the cloud model that the requests go to, for
+    example to count them.
     """
     beside: Any = _Beside(model, width)  # it stands for the model behind it
     cloud = LocalCloud(beside)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class FigureTable(NamedTuple):
-    """`title` is a sentence, `lines` are as long as `head`."""
+    """A table of figures: `title` is a sentence; each of `lines` has as many cells as `head`."""
 
     title: str
     head: list[str]
@@ -13,18 +13,18 @@ class FigureTable(NamedTuple):
 
     @property
     def markdown(self) -> str:
-        """The table without its title."""
+        """The table in Markdown, without its title."""
         head = line([name.replace("\n", " ") for name in self.head], head=True)
         return "\n".join([*head, *(t for c in self.lines for t in line(c))])
 
 
 def line(cells: Sequence[str], *, head: bool = False) -> list[str]:
-    """A line of a table, with the rule under it if it is the head."""
+    """Return a table row as lines of Markdown: one, and with `head` the rule below it."""
     drawn = "| " + " | ".join(cells) + " |"
     return [drawn, "|---" * len(cells) + "|"] if head else [drawn]
 
 
 def share(value: float, interval: tuple[float, float]) -> str:
-    """A share and its 95 % interval."""
+    """Return a fraction and its 95% interval as text, in percent."""
     low, high = interval
     return f"{value:.1%} ({100 * low:.1f} to {100 * high:.1f})"

@@ -1,4 +1,4 @@
-"""A cloud model whose consults go through a function: counted, recorded, or held back."""
+"""A cloud model whose consults (requests to it) go through a function of the caller's."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -12,11 +12,14 @@ from edgewise.prompts import Prompt
 Flying = Future[Completion]
 
 Intercept = Callable[[Sequence[int], int, Callable[[], Flying]], Flying]
-"""Wraps a consult: from its ids, its number of tokens and its `send` to a future."""
+"""Function that sends a consult and returns the future of its completion.
+
+Its arguments are the ids, the number of tokens asked for, and `send`, which sends the consult.
+"""
 
 
 class WrappedCloud(CloudModel if TYPE_CHECKING else object):
-    """Implements `CloudModel` by `cloud`, each of whose consults goes through `intercept`."""
+    """A `CloudModel` that delegates to `cloud`, with each consult going through `intercept`."""
 
     # `CloudModel` is no base at run time: its defaults would hide the members of `cloud`.
 
@@ -37,7 +40,7 @@ class WrappedCloud(CloudModel if TYPE_CHECKING else object):
 
 
 class WrappedSession(CloudSession):
-    """Implements `CloudSession` by `session`."""
+    """A `CloudSession` that delegates to `session`, with consults through `intercept`."""
 
     def __init__(self, session: CloudSession, intercept: Intercept) -> None:
         self.session, self.intercept = session, intercept
@@ -53,7 +56,10 @@ class WrappedSession(CloudSession):
 
 
 def observed(seen: Callable[[int, Completion], None]) -> Intercept:
-    """Consults as they are; `seen` gets the length of the prompt and the completion of each."""
+    """Return an `Intercept` that sends consults on unchanged and reports them to `seen`.
+
+    `seen` gets the number of ids sent and the completion; a failed consult is not reported.
+    """
 
     def intercept(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
         def completed(done: Flying) -> None:

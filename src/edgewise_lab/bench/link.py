@@ -1,10 +1,11 @@
-"""Cost of a link between edge and cloud: the edge alone, waiting for consults, speculating.
+"""Cost of a network link between edge and cloud, by three systems over an emulated link.
 
-The three answer the same questions in turn over an emulated link. Time per token is that after the
-prompt was read, which the edge alone pays as well; it is compared with the edge alone and with
-the bound of a pipeline with one draft, 1 + p d (RTT + c) / t: p is the share of tokens that were
-consulted for, d the part of the consults that changed the token, c the engine's time, t the edge's
-step.
+The systems are the edge model alone, a pair that waits for each consult (a request to the cloud
+model), and a pair that speculates meanwhile. They answer the same questions in turn. Time per token
+excludes the time that the edge model alone needs to read the prompt. It is divided by the edge's
+own time per token, and compared with the bound of a pipeline with one draft, 1 + p d (RTT + c) / t:
+p is the share of tokens with a consult, d the fraction of consults that changed the token, c the
+engine's time, t the edge's step (all times in seconds).
 """
 
 import socket
@@ -39,7 +40,7 @@ from edgewise_lab.evaluation.tasks.grading import is_right
 SYSTEMS = ("edge", "waiting", "speculating")
 
 Connect = Callable[[str], CloudModel]
-"""Opens the cloud model at a URL, and checks it."""
+"""Function that opens the cloud model at a URL and checks it."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -59,14 +60,16 @@ class Gaps(msgspec.Struct, frozen=True):
 
 
 class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one link and one cloud share. Times in seconds.
+    """Results for one link and one cloud share; times in seconds.
 
-    `consults` is p and `changed` d, both of the waiting loop. `waiting`, `speculating` and `bound`
-    over the edge's own `step`; `ttft` is speculating over the edge alone, medians.
-    `decodes_per_token` are forward passes of the edge, `wasted` cloud tokens in vain, both per
-    token when speculating; `late` consults failed. `identical` answers of the two loops, with the
-    logprob margins at the first differing token of the others (NaN: not known). `right` in the
-    order of `SYSTEMS`.
+    `consults` and `changed` are p and d of the module's formula, both of the waiting pair. `step`
+    is the time per token of the edge alone; `waiting`, `speculating` and `bound` are times per
+    token divided by it. `ttft` is the median TTFT of speculating divided by that of the edge alone.
+    `decodes_per_token` (forward passes of the edge) and `wasted` (unused cloud tokens) are per
+    token of speculating. `failed_calls` counts the failed consults of both pairs, `identical` the
+    questions that both answer with the same ids. `margins` has, for each other question, the
+    logprob margin (nats) of the waiting pair's token where the two first differ (NaN: not known).
+    `right` are the fractions of right answers, in the order of `SYSTEMS`.
     """
 
     round_trip: float
@@ -93,7 +96,7 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way:
-    """A system and its answers to the questions."""
+    """One of the `SYSTEMS`, and its answers to the questions asked so far."""
 
     def __init__(self, decoder: Decoder, edge: PacedEdge) -> None:
         self.answers: list[Answer] = []
@@ -101,30 +104,35 @@ class Way:
         self._decoder, self.edge = decoder, edge
 
     def ask(self, question: Question, max_tokens: int) -> None:
-        """Answer one more question."""
+        """Answer one more question, keep the answer, and grade it."""
         ids = question_ids(self._decoder.edge.tokenizer, question)
         answer = self._decoder.generate(ids, max_tokens=max_tokens)
         self.answers.append(answer)
         self.right.append(is_right(question, answer.text))
 
     def total(self, name: str) -> int:
-        """Sum of a count of `Usage`."""
+        """Return the sum of the field `name` of `Usage` over all answers."""
         return sum(getattr(answer.usage, name) for answer in self.answers)
 
     @property
     def tokens(self) -> int:
-        """Tokens of all answers."""
+        """Number of tokens of all answers."""
         return sum(len(answer.tokens) for answer in self.answers)
 
     @property
     def gaps(self) -> Gaps:
-        """Times between a token and the next, over all answers."""
+        """Percentiles of the time between a token and the next, over all answers."""
         seconds = [token.seconds for answer in self.answers for token in answer.tokens[1:]]
         return Gaps(*(float(q) for q in np.quantile(seconds, (0.5, 0.95, 0.99))))
 
 
 class Conditions(NamedTuple):
-    """Conditions of a row; seconds. The engine is slowed down to `engine` a consult."""
+    """Conditions that a row is measured under; times in seconds.
+
+    `round_trip` and `loss` (fraction of packets) are the link's. `threshold` is the router's for
+    the cloud share `share`. `engine` is added to the cloud engine's own time for each consult;
+    `speculate` is the largest number of draft tokens.
+    """
 
     round_trip: float
     share: float
@@ -135,23 +143,27 @@ class Conditions(NamedTuple):
 
     @property
     def speculating(self) -> Policy:
-        """The policy of speculating."""
+        """Policy of the pair that speculates."""
         return Policy(threshold=self.threshold, speculate=self.speculate)
 
 
 class LinkBench:
-    """The parts that all rows share: an edge model at a pace, its router, a cloud at a URL."""
+    """Measures rows for one pair: an edge model at a pace, its router, and a cloud at a URL."""
 
     def __init__(
         self, edge: EdgeModel, router: Router, url: str, connect: Connect, *, pace: Pace, task: Task
     ) -> None:
-        """`url` must be plain HTTP: a proxy cannot stand in for a certificate's owner."""
+        """`url` is the cloud's, `connect` opens it through a link; `pace` slows the edge down.
+
+        `url` must be plain HTTP, since the emulated link cannot present a certificate. Raises
+        `UsageError` for any other.
+        """
         self._edge, self._router = edge, router
         self._target = http_target(url)
         self._connect, self._pace, self._task = connect, pace, task
 
     def row(self, conditions: Conditions, done: Callable[[], None] = lambda: None) -> LinkRow:
-        """Measure; `done` is called after each answer."""
+        """Return the row measured under these conditions; `done` is called after each answer."""
         policies = {
             "edge": Policy(cloud_share=0.0),
             "waiting": Policy(threshold=conditions.threshold),
@@ -179,7 +191,7 @@ class LinkBench:
 
 
 def http_target(url: str) -> tuple[str, int]:
-    """Host and port that a link forwards to. Raises `UsageError`."""
+    """Return host and port of a plain HTTP URL. Raises `UsageError` for any other."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
         raise UsageError(
@@ -227,13 +239,16 @@ def _mean(right: Sequence[bool]) -> float:
 
 
 def step_of(edge: Way) -> float:
-    """Seconds a token of the edge alone, once the prompt was read."""
+    """Return the seconds per token of the edge alone, once it has read the prompt."""
     seconds, tokens = _spent(edge, edge)
     return float(seconds.sum() / max(1.0, tokens.sum()))
 
 
 def time_over(one: Way, other: Way, edge: Way) -> Figure:
-    """Time per token of one way over another's, after `edge` alone would have read the prompt."""
+    """Return the time per token of `one` divided by that of `other`.
+
+    The TTFT of `edge`, the edge alone, is taken off every answer as the time to read the prompt.
+    """
     (above, above_tokens), (below, below_tokens) = _spent(one, edge), _spent(other, edge)
     n = len(above)
     weights = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)
@@ -272,9 +287,10 @@ def _margin(token: Token | None) -> float:
 
 
 def advice_over(row: LinkRow, cloud: CloudPace, engine: float) -> Advice:
-    """Advice for the conditions of a row; the cloud's streaming speed is by formula.
+    """Return advice on how to use a pair under a row's conditions.
 
-    `cloud` was measured without the link, and each of its tokens is `engine` seconds slower on it.
+    `cloud` was measured without the link. `engine` seconds are added to a consult and to each
+    further token of it; how fast the cloud streams over the link is computed, not measured.
     """
     at = MeasuredConditions(
         step=row.step,
@@ -294,9 +310,9 @@ START_SECONDS = 60
 
 @contextmanager
 def gateway_process(engine: str) -> Generator[str]:
-    """Serve `engine` (a URL, or bundled); yields the gateway's URL. It ends with the block.
+    """Run `edgewise gateway` for `engine` (a URL, or `bundled`) during a `with` block.
 
-    Raises `CloudUnavailable` where it does not start.
+    Yields the gateway's URL. Raises `CloudUnavailable` where the gateway does not start.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Edge models and clouds slowed down to the pace of other ones."""
+"""Edge and cloud models slowed down to the speed of slower machines."""
 
 import threading
 import time
@@ -17,13 +17,16 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Pace(NamedTuple):
-    """`seconds` of a forward pass over `ids` ids, at some sizes; in between it is linear."""
+    """Duration of a model's forward pass by the number of ids that it runs.
+
+    `seconds[i]` is for `ids[i]` ids, ascending; durations in between are interpolated linearly.
+    """
 
     ids: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def of(self, ids: int) -> float:
-        """Seconds of a forward pass; in proportion beyond the largest size."""
+        """Return the seconds of a pass over so many ids; beyond the largest size, in proportion."""
         beyond = max(1.0, ids / self.ids[-1])
         return beyond * float(np.interp(ids, self.ids, self.seconds))
 
@@ -39,7 +42,10 @@ HALF_BILLION = Pace(_SIZES, (0.029, 0.050, 0.069, 0.092, 0.144, 0.236, 0.441, 0.
 
 
 def measured(model: EdgeModel, repeats: int = 7) -> Pace:
-    """The pace of a model here, after 128 ids. It needs a context of 256."""
+    """Measure a model's pace on this machine, after a prompt of 128 ids.
+
+    Each size is the median of `repeats` passes. The model needs a context of 256 ids.
+    """
     ids = [int(i) for i in np.random.default_rng(0).integers(10, model.tokenizer.size // 2, 256)]
     medians: list[float] = []
     with closing(model.session(Needs.HIDDEN)) as session:
@@ -58,10 +64,10 @@ def measured(model: EdgeModel, repeats: int = 7) -> Pace:
 
 
 class PacedEdge:
-    """Implements `EdgeModel`: `model` where no pass is faster than `pace`.
+    """An `EdgeModel` that delegates to `model`, slowed so that no pass is faster than `pace`.
 
-    `decodes` counts the passes, `positions` the ids that they were over. A session begins with
-    nothing cached, whatever `model` kept of earlier ones: a prompt costs what it costs on its own.
+    `decodes` counts forward passes, `positions` the ids in them. What `model` still has in a KV
+    cache counts as computed anew, so a prompt costs what it would cost on its own.
     """
 
     def __init__(self, model: EdgeModel, pace: Pace) -> None:
@@ -113,14 +119,14 @@ class _PacedSession:
 
 
 EngineTime = Callable[[int, int], float]
-"""Maps tokens written and prompt tokens computed to an engine's seconds: `EnginePace.of`."""
+"""Maps tokens written and prompt tokens computed to an engine's seconds, as `EnginePace.of`."""
 
 
 class EnginePace(NamedTuple):
-    """Seconds until a request's first token, for each further one, for each prompt token computed.
+    """Speed of a cloud engine in seconds: to a first token, per further token, per prompt token.
 
-    A reply of n tokens takes `first + (n - 1) token`, and `read` times what its prompt lacked in
-    the engine's cache. Requests side by side do not slow each other down.
+    A reply of n tokens takes `first + (n - 1) token`, and `read` for each prompt token that is not
+    in the engine's cache. Requests in parallel do not slow each other down.
     """
 
     first: float = 0.035
@@ -128,15 +134,16 @@ class EnginePace(NamedTuple):
     read: float = 0.0002
 
     def of(self, tokens: int, computed: int) -> float:
-        """Seconds of a reply."""
+        """Return the seconds of a reply of `tokens`, with `computed` uncached prompt tokens."""
         write = self.first + (tokens - 1) * self.token if tokens else 0.0
         return self.read * computed + write
 
 
 class DelayedCloud(WrappedCloud):
-    """Implements `CloudModel`: `cloud`, each of whose completions is held back for a `delay`.
+    """A `CloudModel` that delegates to `cloud` and holds each completion back for a while.
 
-    Faults come as they do. Consults are held back side by side, as on a way that is long.
+    `delay` computes the seconds from the completion's tokens and its computed prompt tokens. Errors
+    are not delayed. Each completion waits for itself, so parallel consults do not queue.
     """
 
     def __init__(self, cloud: CloudModel, delay: EngineTime) -> None:

@@ -1,7 +1,8 @@
-"""Edge decoding speed: the whole loop against the engine driven bare.
+"""Decoding speed of the edge model: Edgewise's whole loop against the bare engine.
 
 Both decode the same few tokens after the same prompt, in short blocks by turns, as a machine's load
-changes within seconds. The bare engine runs twice: its distance from itself is the least loss seen.
+changes within seconds. The bare engine runs twice a round: how far it differs from itself is the
+smallest loss of speed that can be detected.
 """
 
 import time
@@ -25,10 +26,10 @@ from edgewise_lab.evaluation.statistics import median_interval
 
 
 class Ratio(msgspec.Struct, frozen=True):
-    """The loop's speed over the bare engine's: median of the rounds' ratios, its 95% interval.
+    """The loop's speed divided by the bare engine's: median over the rounds, and 95% interval.
 
-    `undetected` is the largest loss, a fraction, that this run could not have detected: how far
-    from 1 the interval of the bare engine over itself reaches.
+    `undetected` is the largest loss of speed, a fraction, that this run could not have detected:
+    how far from 1 the interval of the bare engine over itself reaches.
     """
 
     median: float
@@ -38,11 +39,12 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """Medians over `blocks` of `tokens` each, of the loop and of the bare engine.
+    """Speeds of the bare engine (`native`) and of the loop (`edgewise`): medians over `blocks`.
 
-    `ratio` and what belongs to it are by the clock, as `Ratio` says; `processor` is by the time
-    that this process had the processor, which other work disturbs less (None where the system
-    counts too coarsely for a block). `same_ids`: both wrote the same.
+    A block is `tokens` tokens after a prompt of `context` ids. `ratio` to `undetected` are a
+    `Ratio` of wall-clock times; `processor` is one of this process's CPU times, which other work
+    disturbs less (None where the system counts too coarsely for a block). `same_ids`: loop and
+    engine wrote the same ids.
     """
 
     context: int
@@ -59,7 +61,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Block(NamedTuple):
-    """Seconds a token by the clock and of the processor, and the ids that were written."""
+    """A timed block: wall-clock seconds and CPU seconds per token, and the ids written."""
 
     seconds: float
     processor: float
@@ -67,10 +69,10 @@ class Block(NamedTuple):
 
 
 def measure(decoder: Decoder, *, context: int, tokens: int, blocks: int) -> Speed:
-    """Decode `tokens` after a random prompt of `context` ids, bare and through `decoder`.
+    """Compare the bare engine with `decoder` over `blocks` rounds of `tokens` tokens each.
 
-    `decoder.edge` must have room for context + tokens + 1. The prompt is read once where it keeps
-    prefixes, else for every block.
+    The prompt is `context` random ids; `decoder.edge` must have room for context + tokens + 1. It
+    reads the prompt once where it keeps the KV cache of prefixes, else for every block.
     """
     prompt = random_prompt(decoder.edge, context)
     orders = cycle(permutations(range(3)))
@@ -94,15 +96,15 @@ def measure(decoder: Decoder, *, context: int, tokens: int, blocks: int) -> Spee
 
 
 def random_prompt(model: EdgeModel, length: int) -> list[int]:
-    """The same ids each time."""
+    """Return a prompt of `length` random ids, the same ones each time."""
     rng = np.random.default_rng(0)
     return [int(i) for i in rng.integers(10, model.tokenizer.size // 2, length)]
 
 
 def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[float, float]:
-    """Median seconds of a score, and of the step that it judges.
+    """Return the median seconds of a router's score, and of the step that it scores.
 
-    The score's time includes what it reads of the logits; only the hidden state is copied before.
+    Reading logits counts as part of the score, copying the hidden state as part of the step.
     """
     scores: list[float] = []
     decodes: list[float] = []
@@ -139,9 +141,10 @@ def _block(ids: Generator[int], tokens: int) -> Block:
 
 
 def bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
-    """`tokens` + 1 ids of the engine alone, an argmax each; the first pays for the prompt.
+    """Yield `tokens` + 1 ids that the engine alone decodes greedily.
 
-    A built-in engine is called below its sessions, another one by a session.
+    The time of the first one includes reading the prompt. An `EngineModel` is called below its
+    sessions, at its KV caches; any other model through a session.
     """
     edge = decoder.edge
     if isinstance(edge, EngineModel):
@@ -179,7 +182,7 @@ def _cached(slots: Slots, prompt: Sequence[int], tokens: int) -> Generator[int]:
 
 
 def through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
-    """The same tokens as `bare`, by the whole loop; no end token ends it."""
+    """Yield `tokens` + 1 ids as `bare` does, decoded by the whole loop; end tokens end nothing."""
     edge: Any = _Endless(decoder.edge)
     endless = Decoder(edge, router=decoder.router, policy=decoder.policy, cloud=decoder.cloud)
     with endless.stream(prompt, max_tokens=tokens + 1) as events:

@@ -26,13 +26,13 @@ from edgewise_lab.rollouts import Continuation, Prefix, Rollouts
 from edgewise_lab.training.spending import SpendingMeter
 
 Text = Literal["answer", "own"]
-"""Text that the edge reads: the cloud's answer, or its own."""
+"""Which texts the edge model reads for training: the cloud model's answers, or its own."""
 
 ANSWERS, OWN, OWN_READ = (f"{name}.jsonl" for name in ("answers", "own", "own-read"))
-"""The cloud's answers, the edge's, and those that the cloud has read."""
+"""Files: the cloud's answers, the edge's, and the edge's with what the cloud would have written."""
 
 KEPT = 64
-"""Log-probs kept of every position; a router may use fewer."""
+"""Log-probs of the likeliest ids stored for every position; a router may use fewer."""
 
 SAMPLES_A_SHARD = 50
 COLUMNS = READ
@@ -42,9 +42,11 @@ _PREFILL = 256
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A text to read after a prompt.
+    """A model's answer to a question, as a text to learn from.
 
-    `cloud` is what the cloud would have written at each position of another's text that it read.
+    `prompt` and `ids` are token ids of the question's prompt and of the answer, which is `right` or
+    not. For an answer of the edge model that the cloud model has read, `cloud` is the id that the
+    cloud model would have written at each position; else it is empty.
     """
 
     question: str
@@ -55,10 +57,11 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Table with a row for each token of the texts, before it is written.
+    """Training table with a row for each of n tokens, as the edge model saw it before the token.
 
-    `sample` int32[n] is the index into `questions`; `proposed` and `written` int32[n] are the
-    edge's id and the text's. `inputs` holds float32[n, width] by name.
+    `questions` are the ids of the questions, one for each text; `sample` int32[n] is a row's index
+    into them. `proposed` int32[n] is the edge model's likeliest token id, `written` int32[n] the
+    text's. `inputs` maps the name of a router's input to float32[n, width].
     """
 
     questions: tuple[str, ...]
@@ -78,9 +81,11 @@ def collect_answers(
     contexts: Sequence[int] = (),
     name: str = ANSWERS,
 ) -> list[Sample]:
-    """A model's answer to every question; reuses those that `folder` holds.
+    """Return the answers of the model behind `writer` to all questions; stored ones are reused.
 
-    They end where an answer of the pair would: at the task's longest, or with one of `contexts`.
+    New answers are appended to the file `name` in `folder`. An answer ends where the pair's would:
+    at the task's `max_tokens`, or where it fills one of the `contexts` (lengths in ids). `done` is
+    called for each answer, stored ones included. Raises a `CloudError` where the model fails.
     """
     path = folder / name
     ids = {question.id: tuple(question_ids(tokenizer, question)) for question in task.questions}
@@ -113,9 +118,12 @@ def collect_features(
     folder: Path,
     done: Callable[[], None] = lambda: None,
 ) -> Columns:
-    """Features of the texts by the edge build that will run; resumes where it stopped.
+    """Return the routers' inputs at every token of the texts, computed by the edge model.
 
-    The folder may hold more texts than these. Raises `UsageError` where a feature is not a number.
+    Use the build of the edge model that the router will run with. Results are stored in `folder`,
+    in shards named after `text`, so that an interrupted run resumes; the folder may hold other
+    texts too. `done` is called for each text. Raises `UsageError` for a damaged shard, where an
+    input is not finite, or where no text has a token.
     """
     shards = [_read(path) for path in sorted(folder.glob(f"{text}-*.safetensors"))]
     known = {question for shard in shards for question in shard.questions}
@@ -161,7 +169,10 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
 
 
 def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
-    """The step before each id, to be read before the next one: logits outlive no prefill."""
+    """Yield the model's `Step` before each id of the sample's answer.
+
+    Read a step before asking for the next one: the next forward pass overwrites its logits.
+    """
     session.open(sample.prompt)
     yield session.step()
     read = sample.ids[:-1]
@@ -253,10 +264,11 @@ def read_by_cloud(
     *,
     meter: SpendingMeter,
 ) -> list[Sample]:
-    """The samples with what the cloud would have written at each of their positions.
+    """Return the samples with `cloud` set: the ids that the cloud model would have written.
 
-    A model in this process reads each in one prefill; an engine elsewhere is asked for one token at
-    each position. Those that `folder` holds are not read again.
+    A model in this process reads each text in one prefill, which `meter` counts; a cloud elsewhere
+    gets a request for one token at each position. Samples that `folder` holds are not read again.
+    Raises a `CloudError` where the cloud fails.
     """
     path = folder / OWN_READ
     known = {sample.question: sample for sample in read(path, Sample)}

@@ -1,4 +1,4 @@
-"""Objectives and fits of routers of each kind; the perceptron needs torch."""
+"""Fits routers to labelled tokens; the fit of the built-in perceptron needs torch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,15 +19,16 @@ from edgewise.routers.signals import Reference, Signal, ranks_of, signals_of
 from edgewise_lab.training.collect import Columns
 
 Objective = Literal["cross-entropy", "balanced-cross-entropy"]
-"""Loss of `fit`; `balanced` lets the rarer class weigh as much as the other."""
+"""Loss of `fit`; the balanced one gives both classes of labels the same total weight."""
 
 
 class Data(msgspec.Struct, frozen=True):
-    """Training data with a row for each token.
+    """Training data of a router, with a row for each of n tokens.
 
-    `inputs` float32[n, width] (without the embedding), `labels` float32[n], `groups` int32[n]:
-    which text; `proposed` int32[n] with `embeddings` float32[vocabulary, d] where the token's
-    embedding is an input.
+    `inputs` float32[n, width] are all but the token's embedding; `labels` float32[n] are from 0 to
+    1; `groups` int32[n] numbers the text of each row; `proposed` int32[n] is the edge model's
+    likeliest id. `embeddings` float32[vocabulary, d] is given where that id's embedding is an
+    input.
     """
 
     inputs: Floats
@@ -46,9 +47,11 @@ def data_of(
     embeddings: Floats | None,
     reference: Reference = (),
 ) -> Data:
-    """Rows of the inputs asked for, with their labels. Raises `UsageError` without two classes.
+    """Return the training data: the columns of the named `inputs`, and a label for each row.
 
-    `reference` is what the input `ranks` ranks among.
+    `values` maps a question's id to the labels of its text; `top_k` log-probs are kept of the input
+    `top_logprobs`; `reference` are the quantiles that the input `ranks` compares with. Raises
+    `UsageError` where all labels are 0 or all are 1, or where they do not match the texts.
     """
     labels = np.concatenate([values[name] for name in columns.questions]).astype(np.float32)
     if len(labels) != len(columns.written):
@@ -78,9 +81,10 @@ def _part(columns: Columns, signal: Signal, top_k: int, reference: Reference) ->
 
 
 def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """bool[n]: the rows to check a fit on, those of whole texts, since one text's are alike.
+    """Return bool[n], true for the rows that are held out to check a fit on.
 
-    Raises `UsageError` where they leave nothing to learn from.
+    A `fraction` of the texts is held out, each as a whole, since one text's rows are alike. Raises
+    `UsageError` where no positive label is left to learn from.
     """
     texts = np.unique(data.groups)
     rng = np.random.default_rng(seed)
@@ -92,13 +96,15 @@ def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:
 
 
 UPDATES = 16
-"""Least updates of the optimizer in an epoch."""
+"""Minimum number of optimizer updates in an epoch."""
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """`hidden` are the sizes of the layers between input and score; rates are AdamW's.
+    """Hyperparameters of a fit.
 
-    `batch` is the most rows that an update takes; `batch_of` says how many it does.
+    `hidden` are the sizes of the hidden layers. `batch` is the largest number of rows in an update;
+    `batch_of` returns the actual one. `rate` is the learning rate and `weight_decay` the decay of
+    AdamW. `held_out` is the fraction of texts that the fit is checked on.
     """
 
     hidden: tuple[int, ...] = (64,)
@@ -111,15 +117,15 @@ class Recipe(msgspec.Struct, frozen=True):
     objective: Objective = "cross-entropy"
 
     def batch_of(self, rows: int) -> int:
-        """Batch size: at most `batch`, smaller for small data: an epoch has at least 16 updates."""
+        """Return the batch size: at most `batch`, and small enough for 16 updates in an epoch."""
         return max(1, min(self.batch, rows // UPDATES))
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """`tensors` as the checkpoint holds them; losses in nats a token on the held-out texts.
+    """Result of a fit: a router's weights, and how good they are on the held-out texts.
 
-    `baseline_loss` is that of the best constant score. `scores` and `labels` float32[m] are those
-    of the held-out texts.
+    `tensors` are the checkpoint's, by name. `loss` is in nats a token, `baseline_loss` the loss of
+    the best constant score. `scores` and `labels` float32[m] are those of the held-out tokens.
     """
 
     tensors: dict[str, NDArray[np.floating[Any]]]
@@ -130,11 +136,11 @@ class Fitted(msgspec.Struct, frozen=True):
 
 
 Fit = Callable[[Data, Recipe, Callable[[], None]], Fitted]
-"""Fits a router; the last is called after each epoch."""
+"""Function that fits a router; its last argument is a callback for the end of each epoch."""
 
 
 def fit_of(kind: str) -> Fit:
-    """The fit of routers of `kind`.
+    """Return the function that fits routers of `kind` (a registered name, or code).
 
     Raises `UsageError` for a kind that is not trained, or whose fit needs what is not installed.
     """
@@ -154,7 +160,10 @@ def fit_of(kind: str) -> Fit:
 
 
 def fitted(kind: str, data: Data, recipe: Recipe, done: Callable[[], None]) -> Fitted:
-    """Fit a router, and check what came of it. Raises `UsageError`."""
+    """Fit a router of `kind` and return the result; `done` is called after each epoch.
+
+    Raises `UsageError` where the kind cannot be trained, or where the result of its fit is invalid.
+    """
     found = cast(object, fit_of(kind)(data, recipe, done))
     if not isinstance(found, Fitted):
         raise UsageError(
@@ -184,12 +193,13 @@ def _problem(found: Fitted) -> str | None:
 
 
 def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> Fitted:
-    """Minimise the objective; the epoch that is best on held-out texts is kept.
+    """Fit the perceptron; return its weights after the epoch with the least held-out loss.
 
-    Cross-entropy: against the labels; `balanced`: positive ones weigh as many times as there are
-    more negative ones, as in the published code of R2R (arXiv 2505.21600). The fit begins as the
-    constant score that is the mean label, so that no update is spent on finding that. `done` is
-    called after each epoch.
+    The loss is the cross-entropy with the labels. If balanced, positive labels weigh as many times
+    as there are more negative ones, as in the published code of R2R (arXiv 2505.21600). The network
+    starts as a constant score, the mean label, so that no update is spent on finding that. `done`
+    is called after each epoch. Raises `UsageError` without torch, with too few texts, or where the
+    loss diverges.
     """
     torch = import_torch()
     torch.manual_seed(recipe.seed)
@@ -282,7 +292,7 @@ def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], A
 
 
 def import_torch() -> Any:
-    """Torch, or a `UsageError` that says how to get it."""
+    """Return the module torch; without it, raise a `UsageError` that says how to install it."""
     try:
         return import_module("torch")
     except ImportError as error:
@@ -290,7 +300,10 @@ def import_torch() -> Any:
 
 
 def embeddings_of(edge: EdgeModel) -> Floats:
-    """A GGUF model's input embeddings, float32[vocabulary, d]. Raises `UsageError` without any."""
+    """Return a GGUF model's input embeddings, float32[vocabulary, d].
+
+    Raises `UsageError` for a model without any.
+    """
     import gguf
 
     if isinstance(edge, LlamaModel):

@@ -1,4 +1,4 @@
-"""The checkpoint on disk, its model card, and the way to a hub."""
+"""Writes a router's checkpoint: weights, `config.json`, and a README.md as model card."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,11 @@ README = "README.md"
 
 
 class Measured(NamedTuple):
-    """The calibrated shares, and which of their answers edge and cloud alone have right."""
+    """What calibration measured, for the model card.
+
+    `shares` maps a cloud share to its threshold and the pair's results; `edge` and `cloud` say
+    which questions each model alone answered right.
+    """
 
     shares: Mapping[float, Calibrated] = {}
     edge: Sequence[bool] = ()
@@ -29,7 +33,7 @@ class Measured(NamedTuple):
 
 
 def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
-    """Knots (score, probability) of the isotonic regression of labels on scores.
+    """Return the knots (score, probability) of the isotonic regression of labels on scores.
 
     Raises `UsageError` without scipy.
     """
@@ -46,9 +50,10 @@ def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
 def save_weights(
     folder: Path, tensors: Mapping[str, NDArray[np.floating[Any]]], prompts: Sequence[str]
 ) -> None:
-    """Write the weights, and digests of the prompts they were fitted to.
+    """Write the weights, and digests of the prompts that they were fitted to.
 
-    The card goes first, and `save_card` brings it back: a card of other weights is never there.
+    An existing `config.json` is deleted first, so that it never describes other weights;
+    `save_card` writes the new one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)
@@ -58,7 +63,7 @@ def save_weights(
 
 
 def save_card(folder: Path, card: RouterCard, measured: Measured | None = None) -> None:
-    """Write the model card and `config.json`, which is there whole or not at all."""
+    """Write README.md, then `config.json`, which is replaced as a whole."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / README).write_text(model_card(card, measured or Measured()), encoding="utf-8")
     described = msgspec.json.format(msgspec.json.encode(card), indent=2)
@@ -68,7 +73,7 @@ def save_card(folder: Path, card: RouterCard, measured: Measured | None = None) 
 
 
 def model_card(card: RouterCard, measured: Measured) -> str:
-    """Markdown for people, from the card and the figures measured in calibration."""
+    """Return a checkpoint's README.md: the card in words, and the results of calibration."""
     rows = [
         (
             f"{share:.0%}",

@@ -1,4 +1,4 @@
-"""Trains a router for a pair of models from questions, in four stages."""
+"""Trains a router for a pair of models from questions: collect, label, fit, calibrate."""
 
 import os
 from collections.abc import Sequence
@@ -57,32 +57,35 @@ from edgewise_lab.training.publish import Measured, isotonic, save_card, save_we
 from edgewise_lab.training.spending import Spending, SpendingMeter
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
-"""Cloud shares that get a threshold."""
+"""Cloud shares that calibration finds a threshold for."""
 
 PROBED = 8
-"""Questions whose cost is measured before the others are begun."""
+"""Questions that the cost of a training is estimated from."""
 
 TRIED = 3
-"""Thresholds that are tried for a share, about."""
+"""Thresholds that calibration tries for a cloud share, roughly; used in estimates."""
 
 TOP_K = 10
-"""Default of the number of log-probs in `top_logprobs`."""
+"""Default number of log-probs in the input `top_logprobs`."""
 
 Stage = Literal["collect", "label", "fit", "calibrate"]
 
 
 class Progress:
-    """Progress callbacks; the default does nothing."""
+    """Callbacks that a training reports its progress to; these do nothing."""
 
     def stage(self, name: str, total: int | None) -> None:
         """A stage begins; `total` calls of `done` follow. None if the total is unknown."""
 
     def done(self, total: int | None = None) -> None:
-        """One step is done; of so many, about, where the stage's `total` was unknown."""
+        """One step is done; `total` estimates the stage's steps where they were unknown before."""
 
 
 class Training:
-    """Stages of one label's training. What a stage makes lies in the folder; the next reads it."""
+    """Training of one router with one label, in four stages: collect, label, fit, calibrate.
+
+    Each stage stores its results in a folder and the next one reads them, so stages can run apart.
+    """
 
     def __init__(
         self,
@@ -103,13 +106,14 @@ class Training:
         meter: SpendingMeter | None = None,
         workers: int = 1,
     ) -> None:
-        """`folder` gets the checkpoint, `data` (default: a folder in it) what it is made from.
+        """`task` has the questions to train on, `calibration` those to set thresholds on.
 
-        `kind` is the router's name in `ROUTERS`, `module:Class` or `./file.py:Class`; `top_k` goes
-        with the input `top_logprobs`; the `meter` counts what the cloud is asked; `deadline` in
-        seconds a consult; the pair answers with so many `workers`. Raises `UsageError` for a
-        `top_k` without its input, `VocabularyMismatch` for two vocabularies, and `ContextOverflow`
-        for a question that leaves no room for an answer.
+        `folder` receives the checkpoint, `data` (default: `folder`/data) what it is made from.
+        `kind` is the router's name in `ROUTERS`, `module:Class` or `./file.py:Class`; `inputs` are
+        what it reads of a step, `top_k` the number of log-probs in `top_logprobs`. `meter` counts
+        cloud tokens; a request to the cloud may take `deadline` seconds; calibration uses `workers`
+        threads. Raises `UsageError` for a `top_k` without its input, `VocabularyMismatch` for two
+        vocabularies, and `ContextOverflow` for a question that leaves no room for an answer.
         """
         if cloud.boundaries is not None:
             raise VocabularyMismatch(
@@ -130,7 +134,7 @@ class Training:
         self._data.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> Fitted:
-        """All four stages."""
+        """Run all four stages, and return the result of the fit."""
         self.collect()
         self.label()
         found = self.fit()
@@ -138,9 +142,10 @@ class Training:
         return found
 
     def estimate(self) -> Spending | None:
-        """Estimates `run` from the first questions, which it collects and labels.
+        """Return the expected cost of `run`, measured on the first questions.
 
-        None where an earlier run has done so.
+        They are collected and labelled for it, and `run` reuses them. Returns None where an earlier
+        run has done so already.
         """
         every, few = self.task, self.task.first(PROBED)
         self.task = few
@@ -172,11 +177,15 @@ class Training:
         return Spending(tokens, answer.timing.total * n * len(SHARES) * TRIED)
 
     def collect(self) -> None:
-        """The cloud's answers, and what the edge makes of the texts that the label reads."""
+        """Collect the label's texts, and the routers' inputs at every token of them.
+
+        The texts are answers of the cloud model or of the edge model, as the label wants.
+        """
         _, columns = self._collected()
         self._reference(columns)
 
     def label(self) -> None:
+        """Compute the label's values of the collected texts. Raises `UsageError` without any."""
         self._require_collected()
         samples, columns = self._collected()
         with ExitStack() as stack:
@@ -194,7 +203,10 @@ class Training:
             )
 
     def fit(self) -> Fitted:
-        """Weights, and a card without thresholds."""
+        """Fit the weights; save them, and a card (`config.json`) that has no thresholds yet.
+
+        Raises `UsageError` where an earlier stage has not run.
+        """
         self._require_collected()
         _, columns = self._collected()
         values = kept_values(self._label, self._data)
@@ -227,9 +239,11 @@ class Training:
         return found
 
     def calibrate(self, shares: Sequence[float] = SHARES) -> RouterCard:
-        """Thresholds on the pair's own answers to other questions, and the model card.
+        """Find a threshold for each cloud share; save the card with them, and return it.
 
-        A router that needs no training gets a checkpoint here.
+        Thresholds are set on the pair's own answers to the calibration questions. A router that
+        needs no training gets its checkpoint here. Raises `UsageError` where the folder holds a
+        router of another kind, `RouterMismatch` where that is for another edge model.
         """
         card, router = self._to_calibrate()
         questions, tokenizer = self.calibration.questions, self.edge.tokenizer
@@ -298,7 +312,7 @@ class Training:
         return card, router_of(card, self.folder)
 
     def _collected(self) -> tuple[list[Sample], Columns]:
-        """The label's text, collected as far as it is not."""
+        """The label's texts and their table; what an earlier run has collected is reused."""
         if not self.task.known:
             answers = self._answers()
             texts = {one.question: text_of(self.edge.tokenizer, one.ids) for one in answers}
@@ -314,7 +328,7 @@ class Training:
         return samples, self._features(samples, self._label.text)
 
     def _require_collected(self) -> None:
-        """Raises `UsageError` where the stage has not begun; what is cut short is gone on with."""
+        """Raise `UsageError` where `collect` has not begun; an interrupted one is resumed."""
         if not (self._data / f"{self._label.text}-00000.safetensors").exists():
             raise self._lacking("collect")
 
@@ -392,7 +406,7 @@ def _top_k(inputs: Sequence[str], given: int | None) -> int:
 
 
 def kind_recorded(name: str, folder: Path) -> str:
-    """The kind as written to the card: a code file becomes relative to the folder."""
+    """Return the router's kind for its card: a code file's path becomes relative to `folder`."""
     file = code_file(name)
     if file is None:
         return name
@@ -401,6 +415,6 @@ def kind_recorded(name: str, folder: Path) -> str:
 
 
 def reference_of(values: Floats) -> Reference:
-    """The quantiles of float32[n, m] values, to a precision that a card can hold."""
+    """Return the quantiles of each column of float32[n, m] values, to six digits, for the card."""
     quantiles = np.quantile(values, np.linspace(0.0, 1.0, QUANTILES), axis=0)
     return tuple(tuple(float(f"{x:.6g}") for x in column) for column in quantiles.T)

@@ -1,4 +1,4 @@
-"""Cloud cost of a training: counted as it is spent, estimated before."""
+"""Cloud cost of training a router: counted while it runs, or estimated before."""
 
 import threading
 import time
@@ -12,13 +12,13 @@ from edgewise_lab.wrapped_cloud import WrappedCloud, observed
 
 
 class Spending(NamedTuple):
-    """Cloud tokens, and seconds."""
+    """Cloud tokens read and written, and seconds of wall-clock time."""
 
     tokens: BilledTokens
     seconds: float
 
     def times(self, factor: float) -> "Spending":
-        """Multiplies all amounts."""
+        """Return the spending with all amounts multiplied by `factor`."""
         one = self.tokens
         tokens = BilledTokens(
             input=round(one.input * factor),
@@ -28,7 +28,7 @@ class Spending(NamedTuple):
         return Spending(tokens, self.seconds * factor)
 
     def described(self, price: Price | None) -> str:
-        """Describes it in words, with money if a price is known."""
+        """Return the amounts in words, with their cost in money if a price is given."""
         read = self.tokens.input + self.tokens.cached
         taken = timedelta(seconds=round(self.seconds))
         told = f"{taken}, {self.tokens.output:,} tokens written by the cloud and {read:,} read"
@@ -39,14 +39,17 @@ class Spending(NamedTuple):
 
 
 class SpendingMeter:
-    """Counts from when it is made. What a cloud does not meter counts as read anew."""
+    """Counts cloud tokens, and the seconds since it was created.
+
+    Prompt tokens that a cloud does not report as cached count as computed.
+    """
 
     def __init__(self) -> None:
         self.tokens, self._begun = NOTHING, time.monotonic()
         self._lock = threading.Lock()
 
     def count(self, tokens: BilledTokens) -> None:
-        """Add what was spent; from any thread."""
+        """Add tokens that were spent; may be called from any thread."""
         with self._lock:
             self.tokens += tokens
 
@@ -56,7 +59,7 @@ class SpendingMeter:
         return Spending(self.tokens, time.monotonic() - self._begun)
 
     def counted(self, cloud: CloudModel) -> CloudModel:
-        """`cloud`, whose consults are counted once they are answered."""
+        """Return `cloud`, wrapped so that this meter counts each request that it answers."""
         return WrappedCloud(cloud, observed(self._completed))
 
     def _completed(self, prompt: int, reply: Completion) -> None:

@@ -1,4 +1,4 @@
-"""An answer's requests to the cloud, and their bill by price list."""
+"""The requests to the cloud that answers needed, and their cost under several price lists."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -16,12 +16,12 @@ from edgewise_lab.wrapped_cloud import Flying, WrappedCloud, WrappedSession
 
 
 class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the cloud for an answer, also one whose reply was not used.
+    """A request to the cloud for an answer, even if its reply was not used.
 
-    Of `prompt` tokens sent an earlier request of the same answer had the first `seen`, as prompt or
-    reply: a provider's cache may hold them, whatever its rules. `written` tokens came back, or were
-    asked for in vain. `cached` and `computed` are prompt tokens by the engine's own meter,
-    `engine_seconds` its own time; None where it has none.
+    Of the `prompt` tokens sent, the first `seen` were in an earlier request of the same answer, as
+    prompt or reply, so that a provider's cache may hold them. `written` tokens came back or,
+    without a reply, were asked for. `cached` and `computed` are prompt tokens, and `engine_seconds`
+    the time, by the engine's own meter; None where it has none.
     """
 
     prompt: int
@@ -33,10 +33,10 @@ class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceList(NamedTuple):
-    """Prices of a prompt's token, computed or cached, of one written, and of an engine's second.
+    """Prices per prompt token (`input` or `cached`), token written, and `second` of the engine.
 
-    What was seen before is cached where that is `cached_from` tokens or more; never where that is
-    None.
+    The `seen` tokens of a request are billed as cached if there are `cached_from` or more; if that
+    is None, never.
     """
 
     name: str
@@ -48,7 +48,7 @@ class PriceList(NamedTuple):
 
 
 OWN_GPU = PriceList("own GPU, by its seconds", second=1.0)
-"""What the engine computes counts, and tokens only so far as they take time."""
+"""Bills only the engine's seconds, as for a GPU of one's own."""
 
 PRICE_LISTS = (
     PriceList("no cache discount", 1, 1, 4),
@@ -61,10 +61,10 @@ PRICE_LISTS = (
 
 
 def bill(prices: PriceList, requests: Iterable[CloudRequest]) -> float | None:
-    """Cost of requests; None where a time is priced that no engine reported.
+    """Return the cost of the requests; None if it depends on a time that no engine reported.
 
-    The cloud alone is one request, of which nothing was seen. Blocks in which a provider caches
-    are not counted: at most one of them a request would be dearer.
+    Providers cache whole blocks of tokens. That is ignored, so that a request may cost up to one
+    block's discount more than computed here.
     """
     return total(_cost(prices, request) for request in requests)
 
@@ -80,29 +80,29 @@ def _cost(prices: PriceList, request: CloudRequest) -> float | None:
 
 
 class RecordedCloud(WrappedCloud):
-    """Implements `CloudModel`: `cloud`, whose consults are kept as `CloudRequest`s.
+    """A `CloudModel` that delegates to `cloud` and records each consult as a `CloudRequest`.
 
-    For one answer at a time.
+    It serves one answer at a time, whose requests `take` returns.
     """
 
     # The engine would read prompts that no request here shows.
     prefetches = False
 
     def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
-        """`seconds` stands in the place of the engine's meter, where the engine is slowed down."""
+        """`seconds` computes an engine's time in place of its own meter, if it is slowed down."""
         super().__init__(cloud, lambda ids, n, send: send())
         self._seconds = seconds
         self._asks: list[_Ask] = []
 
     def open(self, prompt: Prompt) -> "_RecordedSession":
-        """A session whose consults are kept."""
+        """Open a session whose consults are recorded."""
         return _RecordedSession(self.cloud.open(prompt), self._asks)
 
     def take(self) -> tuple[CloudRequest, ...]:
-        """The requests since the last call, in the order in which they were made.
+        """Return the requests since the last call, in the order in which they were made.
 
-        A declined one does not count: it costs nothing. One that was given up counts with what it
-        had asked for, and its meter is not known.
+        A request that the cloud declined is left out, since it costs nothing. One that was
+        cancelled or failed counts all tokens that it asked for as written; its meter is not known.
         """
         asks, self._asks[:] = list(self._asks), []
         return tuple(ask.request(self._seconds) for ask in asks if not ask.declined)

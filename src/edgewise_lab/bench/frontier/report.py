@@ -1,4 +1,4 @@
-"""Measured systems, and whole questions to the cloud at the same share, as rows of one report."""
+"""Report that compares measured systems with sending whole questions to the cloud."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -15,14 +15,18 @@ from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import NEVER, cloud_share, total, within
 
 Way = Literal["routed", "cascade"]
-"""`routed`: a score of the prompt decides, before anything is written. `cascade`: the edge answers,
-and its answer's score decides whether the cloud answers as well."""
+"""How whole questions go to the cloud.
+
+`routed`: a score of the prompt decides before anything is written. `cascade`: the edge answers, and
+the score of that answer decides whether the cloud answers as well.
+"""
 
 
 class MeasuredAnswers(NamedTuple):
-    """A system's answers: to every question, and those whose times count, to the first of them.
+    """A system's answers to all questions (`quality`), and to the first ones, timed (`timed`).
 
-    `note` says what must be known to read its figures.
+    `clock` says whether times were measured, or composed of measured ones; `note` is what a reader
+    of the figures must know.
     """
 
     quality: Sequence[MeasuredAnswer]
@@ -32,7 +36,10 @@ class MeasuredAnswers(NamedTuple):
 
 
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
-    """The report: how it was measured, and a row a system, compared with `main`."""
+    """The report: the conditions of the measurement, and the figures of each system.
+
+    `main` is the name of the system that the others are compared with.
+    """
 
     conditions: dict[str, object]
     main: str
@@ -42,7 +49,11 @@ class Frontier(msgspec.Struct, frozen=True, kw_only=True):
 def frontier(
     found: Mapping[str, MeasuredAnswers], main: str, conditions: Mapping[str, object]
 ) -> Frontier:
-    """`found` must hold edge, cloud and `main`, on the same questions."""
+    """Return the report on the systems in `found`, and on two that send whole questions.
+
+    `found` maps names to answers. It must hold the edge alone, the cloud alone and `main`, all on
+    the same questions. `conditions` become part of the report.
+    """
     every = {**found, **_whole(found[EDGE.system], found[CLOUD.system], found[main])}
     every = {name: one._replace(timed=metered_seconds(one.timed)) for name, one in every.items()}
     outcomes = {Cell(name): [a.outcome for a in one.quality] for name, one in every.items()}
@@ -57,8 +68,11 @@ def frontier(
 def _whole(
     edge: MeasuredAnswers, cloud: MeasuredAnswers, main: MeasuredAnswers
 ) -> dict[str, MeasuredAnswers]:
-    """Whole questions to the cloud within the main system's share: an edge's most uncertain ones,
-    and as an oracle would, what the cloud alone gets right, what costs it least first."""
+    """Whole questions to the cloud within the main system's cloud share, chosen in two ways.
+
+    A cascade sends the edge's most uncertain answers; an oracle sends those that only the cloud
+    alone gets right, the shortest answers of the cloud first.
+    """
     own, theirs = ([one.outcome for one in system.quality] for system in (edge, cloud))
     share = cloud_share([one.outcome for one in main.quality])
     gains = [
@@ -83,10 +97,10 @@ def _whole(
 def composed(
     way: Way, edge: Sequence[MeasuredAnswer], cloud: Sequence[MeasuredAnswer], sent: Sequence[int]
 ) -> list[MeasuredAnswer]:
-    """The answers if these questions go to the cloud.
+    """Return the answers that result if the questions with the indices `sent` go to the cloud.
 
-    Nothing is shown of an answer that may still be replaced: in a cascade the first text, also of
-    an answer that stays the edge's, comes when that is whole.
+    Times are added up from `edge` and `cloud`, the answers of each alone. No text is shown that may
+    still be replaced: in a cascade, an answer of the edge appears when it is complete.
     """
     both = zip(edge, cloud, strict=True)
     if way == "routed":
@@ -146,10 +160,9 @@ def _bills(answers: Sequence[MeasuredAnswer]) -> dict[str, float | None]:
 
 
 def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
-    """The same, where requests that were given up have an engine's time.
+    """Return the answers with `engine_seconds` filled in for requests that were cancelled.
 
-    Their meter never came: they count as those that were answered, on the average. Where no request
-    has a time, none has.
+    No meter came for these, so they get the mean of the other requests; None if none has a time.
     """
     every = [request.engine_seconds for answer in answers for request in answer.requests]
     known = [seconds for seconds in every if seconds is not None]
@@ -163,9 +176,9 @@ def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
 
 
 def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | None:
-    """Mean prompt tokens the engine computed per answer; None without a meter.
+    """Return the mean of the prompt tokens that the engine computed for an answer.
 
-    A cancelled request counts the tokens not sent by an earlier request.
+    A cancelled request counts the tokens that no earlier request sent. None without a meter.
     """
     every = [request for answer in answers for request in answer.requests]
     meters = any(request.computed is not None for request in every)

@@ -1,4 +1,4 @@
-"""The cloud alone as its engine streams it: `POST /v1/completions` with ids, greedy."""
+"""The cloud model alone, streamed by its engine: greedy `POST /v1/completions` with ids."""
 
 import time
 from collections import deque
@@ -62,11 +62,11 @@ class _Chunk(msgspec.Struct):
 
 
 class Streamed:
-    """Implements `System`; `take` gives what it asked for since the last call.
+    """A `System` whose answers an engine streams; `take` returns the requests for them.
 
-    llama-server and vLLM speak it, SGLang for one prompt of ids too. The connection is kept from
-    answer to answer, as a device's is. Raises a `CloudError` for whatever goes wrong, and says in
-    a sentence where an engine does not stream.
+    llama-server and vLLM can do this, and SGLang for a single prompt of ids. The connection is kept
+    from answer to answer, as a device keeps it. Any failure is raised as a `CloudError`; its
+    message says so where an engine does not stream.
     """
 
     def __init__(
@@ -79,18 +79,21 @@ class Streamed:
         key: str | None = None,
         seconds: EngineTime | None = None,
     ) -> None:
-        """`model` is one that the engine at `url` serves; for `seconds` see `RecordedCloud`."""
+        """`model` names one that the engine at `url` serves; `key` is an API key.
+
+        `seconds` computes the engine's time in place of its own meter, if it is slowed down.
+        """
         self._url = checked_address(url)
         self._tokenizer, self._max_tokens, self._model = tokenizer, max_tokens, model
         self._seconds, self._asked = seconds, list[CloudRequest]()
         self._http = httpx2.Client(**client_options(key, httpx2.Timeout(_SILENCE_SECONDS)))
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._http.close()
 
     def take(self) -> tuple[CloudRequest, ...]:
-        """The requests since the last call."""
+        """Return the requests since the last call."""
         asked, self._asked[:] = tuple(self._asked), []
         return asked
 

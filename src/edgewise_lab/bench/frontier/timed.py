@@ -1,4 +1,4 @@
-"""A system timed: when its text came, what its edge computed, and what its cloud was asked."""
+"""Measures systems: when text appears, what the edge computes, what the cloud is asked for."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -33,12 +33,12 @@ from edgewise_lab.evaluation.tasks.base import Question
 
 
 class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The measured answer of a system to a question.
+    """A system's answer to a question, with its times and its costs.
 
-    `outcome` has its quality and its duration. `ttft` and `gap` are seconds to the first token, and
-    the longest between two, as a user sees them. The edge made `decodes` forward passes over
-    `positions` ids in all, prompt included. `sent` and `received` bytes travelled over the link;
-    None where there was none.
+    `outcome` is the graded answer, its duration included. `ttft` is the time to the first token and
+    `gap` the longest between two, in seconds, as a user sees them. The edge made `decodes` forward
+    passes over `positions` ids in all, prompt included. `requests` went to the cloud. `sent` and
+    `received` bytes travelled over the link; None where there was none.
     """
 
     outcome: Outcome
@@ -52,12 +52,12 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def question(self) -> str:
-        """The id of what was asked."""
+        """The question's id."""
         return self.outcome.question
 
 
 class Timed:
-    """`system` over a paced `edge`, a recorded `cloud` and a `link`, those that it has."""
+    """Measures `system`, which runs on the given edge model, cloud and link (None: it has none)."""
 
     def __init__(
         self,
@@ -69,15 +69,16 @@ class Timed:
         one_request: bool = False,
         before: Callable[[Question], None] = lambda question: None,
     ) -> None:
-        """`one_request`: its requests are told as the one that the cloud alone would be; what is
-        done `before` an answer is not timed.
+        """With `one_request`, an answer's requests are merged into one, as if streamed.
+
+        `before` is called before each answer; its time does not count.
         """
         self._system, self._edge, self._cloud, self._link = system, edge, cloud, link
         self._one_request, self._before = one_request, before
         self._shown: list[float] = []
 
     def answer(self, question: Question) -> MeasuredAnswer:
-        """Raises a `CloudError` where the cloud fails."""
+        """Answer a question, and measure it. Raises a `CloudError` where the cloud fails."""
         self._before(question)
         if self._cloud is not None:
             self._cloud.take()
@@ -138,9 +139,9 @@ PLACE_NOTE = "its place was found before, by an answer that is not counted"
 
 
 class PairSystems:
-    """Makes timed systems of an edge model and a checked cloud, each with a pace of its own.
+    """Creates the systems to measure, from an edge model and a cloud that is already checked.
 
-    `close` gives their connections back; the models stay their owner's.
+    `close` closes the connections that the systems opened; it leaves both models open.
     """
 
     def __init__(
@@ -155,11 +156,11 @@ class PairSystems:
         seconds: EngineTime | None = None,
         slowed: bool = False,
     ) -> None:
-        """`cloud` is reached over `link`, if there is one; `key` is what it is asked with.
+        """`pace` slows the edge down; `link` is what `cloud` is reached over, `key` its API key.
 
-        `seconds` tells an engine's time instead of its meter; with `slowed` the cloud is not there
-        already at that pace, and is slowed down to it. Raises `UsageError` for a cloud of another
-        vocabulary.
+        `seconds` computes an engine's time instead of its meter. With `slowed`, completions are
+        also delayed to that time; without, the cloud itself runs at that pace. Raises `UsageError`
+        for a cloud of another vocabulary.
         """
         if cloud.boundaries is not None:
             raise UsageError(
@@ -175,25 +176,25 @@ class PairSystems:
 
     @property
     def streams(self) -> bool:
-        """Whether the cloud alone is streamed: only an engine is asked for that."""
+        """Whether the cloud alone streams: only where it is an engine that is asked by token ids."""
         return self._cloud.id_engine is not None
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections of streaming systems."""
         for stream in self._streams:
             stream.close()
 
     def edge(self) -> Timed:
-        """The edge alone."""
+        """Return the system of the edge model alone."""
         return self.larger_edge(self._model, self._pace)
 
     def larger_edge(self, model: EdgeModel, pace: Pace) -> Timed:
-        """Another edge alone."""
+        """Return the system of another edge model alone, at its own pace."""
         edge: Any = PacedEdge(model, pace)  # it stands for the model behind it
         return Timed(edge_alone(edge, self._max_tokens), edge=edge)
 
     def cloud(self) -> Timed:
-        """The cloud alone, streamed where it can be."""
+        """Return the system of the cloud alone: streamed, or in requests of `CLOUD_SPAN` tokens."""
         tokenizer = self._model.tokenizer
         if not self.streams:
             cloud = self._recorded()
@@ -212,14 +213,17 @@ class PairSystems:
         return Timed(stream, cloud=stream, link=self._link)
 
     def pair(self, router: Router, threshold: float, speculate: int) -> Timed:
-        """Both, by a router with a static threshold; without `speculate` it waits for consults."""
+        """Return the system of both models, with a router at a fixed threshold.
+
+        `speculate` is the largest number of draft tokens; with 0 the edge waits for each consult.
+        """
         return self._pair(router, threshold, speculate)
 
     def commit_point(self, speculate: int) -> Timed:
-        """A system with one consult, where a choice is first named.
+        """Return a system with one request to the cloud: for the token that first names a choice.
 
-        Where that is was found out before, by an answer of the edge's that is not counted: the time
-        is that of a device which knew the place.
+        Its position is found before the timing starts, from an answer of the edge alone; so the
+        time is that of a device that knows the position.
         """
         place = AtPosition(None)
 
@@ -262,9 +266,10 @@ def measure(
     store: Store[MeasuredAnswer],
     done: Callable[[], None] = lambda: None,
 ) -> list[MeasuredAnswer]:
-    """Returns every question's answer, in order; creates `system` if one is missing.
+    """Return the system's answer to every question, in order; those in `store` are reused.
 
-    `done` is called for each, those of an earlier run included.
+    `system` creates the system called `name`, if any answer is missing. `done` is called for each
+    answer, stored ones included.
     """
     made = cache(system)
     return run(Cell(name), lambda one: made().answer(one), questions, store, done)

@@ -1,7 +1,7 @@
-"""Edge and cloud step together over many rows, each an answer with a rule of its own.
+"""Decodes many answers together: a row is an answer that has a rule of its own.
 
-Both read every token of an answer, so one pass of each serves routers and verification alike. What
-a window takes back stays in the KV caches and is hidden from then on.
+Edge and cloud model both read every token, so one forward pass of each serves routers and
+verification alike. Tokens that a rule takes back stay in the KV caches and are masked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,17 +15,17 @@ from edgewise_lab.bench.rules.models import RowModel, Tensor, padded
 from edgewise_lab.bench.rules.rule import MEMORY, WINDOW, Rule, RuleColumns, Seen, columns_of, look
 
 ROWS_ON_GPU, ROWS_ON_CPU = 512, 32
-"""Rows where nobody says: of a 0.5B and a 1.5B, 700 ids of 512 rows take 14 GB."""
+"""Default rows of a batch: of a 0.5B and a 1.5B model, 512 rows of 700 ids take 14 GB."""
 
 COMPACTED = 0.85
-"""Once fewer of the rows than this go on, the others' memory is let go."""
+"""Finished rows are removed from the batch once at most this fraction of it is unfinished."""
 
 _EVERY = 16
-"""Steps after which they are counted."""
+"""Steps after which unfinished rows are counted."""
 
 
 class RowAnswer(NamedTuple):
-    """Ids, which of them the cloud wrote, and the signals that its rule saw, one for each."""
+    """An answer's ids, which of them the cloud wrote, and the rule's signal at each."""
 
     ids: NDArray[np.int64]
     by_cloud: NDArray[np.bool_]
@@ -33,11 +33,11 @@ class RowAnswer(NamedTuple):
 
 
 Asked = tuple[int, Rule, float]
-"""An index of a prompt, a rule, and its threshold."""
+"""An answer to decode: index of a prompt, a rule, and the rule's threshold."""
 
 
 class RowEngine:
-    """A pair of one vocabulary on one device."""
+    """Decodes batches of answers by an edge and a cloud model of one vocabulary on one device."""
 
     def __init__(self, edge: RowModel, cloud: RowModel, tokenizer: Tokenizer) -> None:
         self.torch: Any = edge.torch
@@ -52,13 +52,16 @@ class RowEngine:
         )
 
     def ended(self, ids: Tensor) -> Tensor:
-        """Which of the ids end an answer."""
+        """Return which of the ids are end-of-sequence tokens, as a mask."""
         return self.torch.isin(ids, self._ends)
 
     def answers(
         self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], asked: Sequence[Asked]
     ) -> list[RowAnswer]:
-        """An answer for each `asked`, with at most so many tokens as its prompt has room for."""
+        """Return an answer for each of `asked`, all decoded in one batch.
+
+        `rooms` has the largest number of tokens of an answer to each prompt.
+        """
         with self.torch.inference_mode():
             rows = _Rows(self, prompts, rooms, asked)
             while rows.step():
@@ -72,7 +75,7 @@ class RowEngine:
         asked: Sequence[Asked],
         rows: int | None = None,
     ) -> Iterator[tuple[Sequence[Asked], list[RowAnswer]]]:
-        """The same, so many rows at a time, neighbours together."""
+        """Yield parts of `asked`, in order and of at most `rows`, with their `answers`."""
         size = rows or (ROWS_ON_GPU if self.device.type != "cpu" else ROWS_ON_CPU)
         for begin in range(0, len(asked), size):
             part = asked[begin : begin + size]
@@ -83,7 +86,7 @@ class RowEngine:
 
 
 class _Rows:
-    """The rows of a batch: of all, what they have written; of those that go on, their state."""
+    """A batch: the ids that all its rows have written, and the state of the unfinished ones."""
 
     def __init__(
         self,
@@ -118,7 +121,7 @@ class _Rows:
         self._steps = 0
 
     def step(self) -> bool:
-        """Each row writes a token; whether any goes on."""
+        """Let each row write a token; return whether any row is unfinished."""
         at = self._count.clamp(max=self._ids.shape[1] - 1)
         random = self._random.gather(1, at[:, None])[:, 0]
         seen = look(self._torch, self._logits, self._mean, random)
@@ -173,7 +176,7 @@ class _Rows:
         self._done = self._done | self._engine.ended(token) | (self._count >= self._room)
 
     def _go_on(self) -> bool:
-        """Whether any row goes on; now and then the memory of those that do not is let go."""
+        """Return whether any row is unfinished; now and then, remove finished ones."""
         self._kept = None
         left = int((~self._done).sum())
         if not left or self._steps % _EVERY or left > COMPACTED * len(self._done):

@@ -1,4 +1,4 @@
-"""Models that step many rows at a time: by transformers, with weights of a GGUF, too."""
+"""Models that decode many rows together: run by transformers, from safetensors or a GGUF."""
 
 from collections.abc import Sequence
 from inspect import signature
@@ -16,13 +16,15 @@ Tensor = Any
 """A `torch.Tensor`; torch is optional and imported where it is used."""
 
 PREFILLED = 64
-"""Prompts that are read in one pass."""
+"""Largest number of prompts in one forward pass of the prefill."""
 
 
 class RowModel:
-    """A causal language model with attention alone, so that any of a row's ids can be hidden.
+    """A causal language model that decodes many rows together, a sequence of ids each.
 
-    `context` is its longest sequence, ids; `fingerprint` tells it from others, as of an edge model.
+    It must consist of attention layers, so that ids of a row can be masked later; others raise
+    `UsageError`. `context` is its longest sequence in ids; `fingerprint` identifies its weights, as
+    that of an `EdgeModel` does.
     """
 
     def __init__(self, network: Any, fingerprint: str = "") -> None:
@@ -42,9 +44,10 @@ class RowModel:
         self._cache: Any = None
 
     def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-        """Read prompts, and hold them for rows: logits [rows, vocabulary] after them.
+        """Prefill prompts; return the logits [rows, vocabulary] after them.
 
-        `ids` and `mask` are [prompts, columns], padded on the left; `rows` are indices of prompts.
+        `ids` and `mask` are [prompts, columns], padded on the left. `rows` has the index of each
+        row's prompt; rows may share one.
         """
         caches: list[Any] = []
         logits: list[Tensor] = []
@@ -62,9 +65,10 @@ class RowModel:
         return cat(logits)[rows]
 
     def step(self, ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
-        """Read `ids` [rows, n] at the positions `places`: logits [rows, vocabulary] after the last.
+        """Run `ids` [rows, n]; return the logits [rows, vocabulary] after the last.
 
-        `mask` [rows, columns] is 1 where a column, those of `ids` included, is seen.
+        `places` [rows, n] are their positions. `mask` [rows, columns] is 1 where a column of the KV
+        cache, or of `ids` at its end, is attended to.
         """
         with self.torch.inference_mode():
             made = self._network(
@@ -78,7 +82,7 @@ class RowModel:
         return made.logits[:, -1]
 
     def keep(self, rows: Tensor) -> None:
-        """Hold only these of the rows, in their order; one may be named twice."""
+        """Keep only the rows at these indices, in this order; an index may occur twice."""
         self._cache.batch_select_indices(rows)
 
 
@@ -86,10 +90,11 @@ _ATTENTION = {"full_attention", "sliding_attention"}
 
 
 def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto") -> RowModel:
-    """The model at an address: a folder that transformers loads, or a GGUF like Qwen2 or Llama.
+    """Open the model at an address: one that transformers loads, or a GGUF like Qwen2 or Llama.
 
-    In bfloat16 on a GPU, in float32 on the CPU; `auto` is the accelerator, if torch finds one.
-    Raises `AddressError`, `ModelError`, or `UsageError` without the libraries or the device.
+    It runs in float32 on the CPU, else in bfloat16; the device `auto` is the accelerator, if torch
+    finds one. `role` is named in errors. Raises `AddressError`, `ModelError`, or `UsageError` for
+    another kind of model, or without the libraries or the device.
     """
     torch, transformers = imported("transformers", "torch", "transformers")
     device = device_of(torch, device)
@@ -111,7 +116,7 @@ def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto"
 
 
 def device_of(torch: Any, name: str) -> str:
-    """The device that is meant. Raises `UsageError` for one that is not there."""
+    """Return `name`, with `auto` resolved. Raises `UsageError` for a device that torch lacks."""
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
         return "cpu" if found is None else str(found.type)
@@ -215,7 +220,7 @@ def _filled(torch: Any, network: Any, state: dict[str, Tensor], path: Path) -> A
 
 
 def padded(torch: Any, prompts: Sequence[Sequence[int]], device: Any) -> tuple[Tensor, Tensor]:
-    """Ids and mask [prompts, columns], padded on the left."""
+    """Return ids and mask, tensors [prompts, columns], padded on the left (mask 0)."""
     longest = max(map(len, prompts))
     ids = [[0] * (longest - len(one)) + list(one) for one in prompts]
     mask = [[0] * (longest - len(one)) + [1] * len(one) for one in prompts]

@@ -1,4 +1,4 @@
-"""Rules: which token of an answer the cloud writes, for many rows at a time."""
+"""Rules for which tokens of an answer the cloud writes, applied to many rows at a time."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -8,21 +8,26 @@ import msgspec
 from edgewise_lab.bench.rules.models import Tensor
 
 Then = Literal["token", "word", "window"]
-"""What follows a correction: nothing, the rest of the word by the cloud, or a look at what comes:
-the edge's token is left if the next `WINDOW` agree with the cloud (FLy)."""
+"""What a rule does where it wants the cloud's token.
+
+`token`: the cloud writes that token. `word`: the cloud goes on to the end of the word. `window`:
+the edge's token is written, and stays if both models agree on the next `WINDOW` tokens; else it is
+taken back for the cloud's (as in FLy).
+"""
 
 WINDOW = 6
 MEMORY = 16
-"""Tokens over which `spike` has its mean."""
+"""Tokens that the running mean of the signal `spike` goes over."""
 
 _LEAST_MEAN = 0.05
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """The cloud writes where `signal` reaches a threshold.
+    """A rule: the cloud writes the token where `signal`, a key of `SIGNALS`, reaches a threshold.
 
-    If it `verifies`, only where it would write another token, and at an answer's first token all
-    that it would; as the product has it. Without a `threshold` of its own a share sets it.
+    If it `verifies`, the cloud writes only where its token differs from the edge's, and at an
+    answer's first token wherever that differs, as in Edgewise itself. Without a fixed `threshold`,
+    one is searched for each cloud share.
     """
 
     name: str
@@ -49,12 +54,13 @@ CLOUD = Rule("cloud", "random", verifies=False, threshold=-1.0)
 
 
 class Seen(NamedTuple):
-    """What both models say of the next token of each row; [rows], log-probs in nats.
+    """What both models predict for the next token of each row; fields [rows], log-probs in nats.
 
-    `edge` and `cloud` are their likeliest ids, `edge_p` and `cloud_p` log-probs of the edge's by
-    each, `second` the edge's of its second, `best` the cloud's of its own; `rank` is the edge's
-    token's by the cloud, from 0. `mean` is that of -`cloud_p` over the tokens before, `random` from
-    0 to 1.
+    `edge` and `cloud` are the models' likeliest ids. `edge_p` and `cloud_p` are the log-probs of
+    the edge's id, by each model; `second` is the edge's log-prob of its second choice, `best` the
+    cloud's of its first. `entropy` is the edge's. `rank` is the rank of the edge's id in the
+    cloud's order, from 0. `mean` is the mean of -`cloud_p` over recent tokens, `random` a number
+    from 0 to 1.
     """
 
     edge: Tensor
@@ -81,15 +87,18 @@ SIGNALS: dict[str, Callable[[Seen], Tensor]] = {
     "edge margin": lambda seen: 1 - seen.edge_p.exp() + seen.second.exp(),
     "random": lambda seen: seen.random,
 }
-"""Higher is more in need of the cloud."""
+"""Signals by name, each [rows]; a higher one means more need of the cloud."""
 
 
 CHUNK = 256
-"""Rows whose logits are read at a time: both vocabularies of all would not fit in memory."""
+"""Rows whose logits are evaluated at a time: all rows over a vocabulary need too much memory."""
 
 
 def look(torch: Any, logits: Sequence[Tensor], mean: Tensor, random: Tensor) -> Seen:
-    """Reads the logits [rows, vocabulary] of edge and cloud, in the ids that both have."""
+    """Return the predictions in two `logits` [rows, vocabulary], the edge's and the cloud's.
+
+    Only ids that both models have count. `mean` and `random` [rows] are passed on to the result.
+    """
     edge, cloud = logits
     size = min(edge.shape[1], cloud.shape[1])
     parts: list[tuple[Tensor, ...]] = []
@@ -108,7 +117,10 @@ def look(torch: Any, logits: Sequence[Tensor], mean: Tensor, random: Tensor) -> 
 
 
 class RuleColumns(NamedTuple):
-    """The rules of rows: [rows] of each field, `signal` an index into `SIGNALS`."""
+    """The rules of a batch as tensors [rows]; `signal` is an index into `SIGNALS`.
+
+    `word` and `window` say whether `Rule.then` is that.
+    """
 
     signal: Tensor
     threshold: Tensor
@@ -117,7 +129,11 @@ class RuleColumns(NamedTuple):
     window: Tensor
 
     def wants(self, torch: Any, seen: Seen, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the cloud is to write, and the signals; -inf where there is nothing to correct."""
+        """Return where a rule wants the cloud to write, bool [rows], and its signal [rows].
+
+        `first` is true where a row is at its answer's first token. The signal is -inf where the
+        rule verifies and both models have the same token.
+        """
         every = torch.stack([signal(seen) for signal in SIGNALS.values()])
         own = every.gather(0, self.signal[None])[0]
         same = seen.edge == seen.cloud
@@ -126,7 +142,7 @@ class RuleColumns(NamedTuple):
 
 
 def columns_of(torch: Any, rules: Sequence[tuple[Rule, float]], device: Any) -> RuleColumns:
-    """Of a rule and its threshold for each row."""
+    """Return the rules of a batch as tensors, from a rule and its threshold for each row."""
     names = list(SIGNALS)
     columns = (
         [names.index(rule.signal) for rule, _ in rules],

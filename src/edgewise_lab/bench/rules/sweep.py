@@ -1,4 +1,4 @@
-"""Every rule on a task: thresholds that realise the shares, and graded answers."""
+"""Runs rules on a task: finds their thresholds for each cloud share, and grades answers."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,14 +26,14 @@ from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
 
 ROUNDS = 6
-"""Times that the calibration questions are answered again, until all shares settle."""
+"""Maximum number of times that the calibration questions are answered to find thresholds."""
 
 _LOWEST = -1e9
 """A threshold that every signal reaches but that of a token that both models write."""
 
 
 class _Tried(NamedTuple):
-    """A threshold, the share that it realised, and the signals along its answers."""
+    """A threshold, the cloud share that it realised, and the signals at all tokens."""
 
     threshold: float
     share: float
@@ -47,7 +47,7 @@ class _Tried(NamedTuple):
 
 
 class Sweep:
-    """A pair with room for `context` ids, and the store of its answers."""
+    """Runs rules with a pair of models, and keeps answers and thresholds in a store."""
 
     def __init__(
         self,
@@ -59,16 +59,20 @@ class Sweep:
         done: Callable[[int], None] = lambda count: None,
         rows: int | None = None,
     ) -> None:
-        """`done` is called with how many more answers there are; `rows` step together."""
+        """`context` is the longest sequence, in ids; a batch has at most `rows` answers.
+
+        `done` is called after each batch with its number of answers.
+        """
         self._engine, self._tokenizer, self._store = engine, tokenizer, store
         self._context, self._done, self._rows = context, done, rows
 
     def run(
         self, task: Task, calibration: Task, rules: Sequence[Rule], shares: Sequence[float]
     ) -> dict[Cell, list[Outcome]]:
-        """Outcomes of edge, cloud and every rule at every share.
+        """Return the outcomes of the edge, the cloud, and every rule at every cloud share.
 
-        Raises `ContextOverflow` for a question that leaves no room.
+        Thresholds are found on the questions of `calibration`; what the store has of an earlier run
+        is reused. Raises `ContextOverflow` for a question that leaves no room for an answer.
         """
         fixed = [rule for rule in (EDGE, CLOUD, *rules) if rule.threshold is not None]
         asked = [(rule, share) for share in shares for rule in rules if rule.threshold is None]
@@ -91,7 +95,7 @@ class Sweep:
     def _thresholds(
         self, task: Task, wishes: Sequence[tuple[Rule, float]]
     ) -> Mapping[tuple[Rule, float], float]:
-        """Those of an earlier run, or found on the calibration questions and kept."""
+        """Thresholds of an earlier run, or found on the calibration questions and kept."""
         cells = {wish: Cell(wish[0].name, wish[1]) for wish in wishes}
         known = {wish: self._store.threshold(cell) for wish, cell in cells.items()}
         lacking = [wish for wish, threshold in known.items() if threshold is None]
@@ -131,7 +135,7 @@ class Sweep:
         return found
 
     def _answer(self, task: Task, cells: Mapping[Cell, tuple[Rule, float]]) -> None:
-        """RowAnswer and keep what no earlier run has."""
+        """Answer what the store does not hold yet, and keep it there."""
         missing = [
             (at, cell)
             for at, question in enumerate(task.questions)

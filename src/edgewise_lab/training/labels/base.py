@@ -1,4 +1,4 @@
-"""Labels: what a consult at a token is worth, and how values are made and kept."""
+"""Training labels: how much a request to the cloud would help, at every token of a text."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from itertools import islice
@@ -22,18 +22,26 @@ Writer = Literal["edge", "cloud"]
 
 
 class Rollout(NamedTuple):
-    """A rollout, and who writes it."""
+    """A request that `writer` continue `prefix`; the reply is a `Continuation`."""
 
     writer: Writer
     prefix: Prefix
 
 
 Labelling = Generator[list[Rollout], list[Continuation], list[float]]
-"""Yields rollouts, is sent what they wrote, returns a value from 0 to 1 for every token."""
+"""Generator that labels one text.
+
+It yields lists of rollouts, is sent their continuations in the same order, and returns a value from
+0 to 1 for every token of the text.
+"""
 
 
 class Case(NamedTuple):
-    """A text, and what the edge proposed (int32[n] as a list) at each of its positions."""
+    """A text to label, and the edge model's likeliest next token at each of its positions.
+
+    `proposed` holds these token ids, as many as `sample.ids`. `max_tokens` is the longest answer to
+    `question` that may be written, in tokens, those of the text included.
+    """
 
     question: Question
     sample: Sample
@@ -43,21 +51,25 @@ class Case(NamedTuple):
 
     @property
     def mismatches(self) -> list[int]:
-        """Positions where the edge would have written another token."""
+        """Positions in the text where the edge model would have written another token."""
         ids = self.sample.ids
         return [at for at, token in enumerate(self.proposed) if token != ids[at]]
 
     def right(
         self, writer: Writer, branches: Sequence[tuple[int, int]]
     ) -> Generator[list[Rollout], list[Continuation], list[bool]]:
-        """Whether `writer` ends right after each (position, token written there)."""
+        """Like `branches`, but return for each branch whether its answer is right."""
         texts = yield from self.branches(writer, branches)
         return [is_right(self.question, text_of(self.tokenizer, ids)) for ids in texts]
 
     def branches(
         self, writer: Writer, branches: Sequence[tuple[int, int]]
     ) -> Generator[list[Rollout], list[Continuation], list[list[int]]]:
-        """The answer's ids with each (position, token written there), as `writer` ends it."""
+        """Return the ids of one whole answer for each (position, token) in `branches`.
+
+        It consists of the text up to the position, the token, and what `writer` continues with. To
+        be called with `yield from` in a `Labelling`.
+        """
         texts = [[*self.sample.ids[:at], token] for at, token in branches]
         asked = [i for i, ids in enumerate(texts) if self._room(ids)]
         prompt = self.sample.prompt
@@ -75,40 +87,43 @@ class Case(NamedTuple):
 
 
 class Label(Protocol):
-    """A way to say what a consult is worth. Its class is created without arguments."""
+    """Protocol of labels, which say for every token of a text how much the cloud would help there.
+
+    A label is a class that is created without arguments.
+    """
 
     name: str
-    """Names the file of its values."""
+    """Name of the label; its values are kept in `labels-NAME.jsonl`."""
 
     described: str
-    """A few words for the model card."""
+    """Description in a few words, for the router's model card."""
 
     text: Text = "answer"
-    """The text that it reads."""
+    """Which texts are labelled: the cloud model's answers, or the edge model's own."""
 
     writers: frozenset[Writer] = frozenset()
-    """Writers of its rollouts."""
+    """The models that `of` may ask to write rollouts."""
 
     objective: Objective = "cross-entropy"
-    """Objective that a router is fitted with."""
+    """Loss that a router is trained with on this label."""
 
     hidden: int = 64
-    """Width of the router's hidden layer where nobody says; 0 is none."""
+    """Default width of the router's hidden layer; 0 for none."""
 
     def of(self, case: Case) -> Labelling:
-        """The values of one text."""
+        """Return the generator that computes the values of one text."""
         ...
 
 
 TOGETHER = 16
-"""Texts whose rollouts are collected into one call, and then kept."""
+"""Texts labelled side by side: their rollouts run together, then their values are stored."""
 
 Values = dict[str, tuple[float, ...]]
-"""Values for every token, by question."""
+"""Maps a question's id to the values of its text, one for every token."""
 
 
 class Labelled(msgspec.Struct, frozen=True):
-    """The values of one text."""
+    """One line of a label's file: the values of the text that answers `question` (an id)."""
 
     question: str
     values: tuple[float, ...]
@@ -123,9 +138,12 @@ def label_all(
     *,
     begun: Callable[[int], None] = lambda left: None,
 ) -> Values:
-    """The values of every case; those that `folder` holds are not made again.
+    """Return the label's values for every case; only those missing in `folder` are computed.
 
-    `begun` gets how many are left to make, and `done` is called after each.
+    `rollouts` continues texts for each of the label's writers. `begun` is called with the number of
+    cases to compute, then `done` after each of them. Raises `UsageError` where the label returns
+    invalid values or asks for a writer that it does not declare, and a `CloudError` where a model
+    fails.
     """
     path = _path(label, folder)
     known = kept_values(label, folder)
@@ -142,7 +160,7 @@ def label_all(
 
 
 def kept_values(label: Label, folder: Path) -> Values:
-    """The values that `folder` holds, the last ones made."""
+    """Return the values stored in `folder`; where a text was labelled twice, the later ones."""
     return {line.question: line.values for line in read(_path(label, folder), Labelled)}
 
 
@@ -205,3 +223,4 @@ LABELS: Registry[type[Label]] = Registry(
     },
     wanted=("of", "text", "writers", "objective", "hidden"),
 )
+"""Registry of labels; packages may add others."""

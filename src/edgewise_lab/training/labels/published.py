@@ -1,4 +1,4 @@
-"""Labels of this project, and R2R's."""
+"""The labels that come with Edgewise: three of its own, and that of R2R."""
 
 from edgewise_lab.evaluation.systems import text_of
 from edgewise_lab.evaluation.tasks.base import Question
@@ -15,10 +15,10 @@ from edgewise_lab.training.labels.base import Case, Label, Labelling, Writer
 
 
 class Value(Label):
-    """1 where the cloud ends right from its own token and wrong from the edge's.
+    """Label that is 1 where the cloud model's right answer turns wrong with the edge's token there.
 
-    The cloud is greedy, so its branch is its own answer: only the edge's tokens are rolled out, and
-    only where they differ.
+    The texts are the cloud model's greedy answers. Where the edge model would write another token,
+    the cloud model continues after that token, which shows how the answer ends with it.
     """
 
     name = "value"
@@ -36,10 +36,11 @@ class Value(Label):
 
 
 class Final(Label):
-    """How much the end of the cloud's answer changes if it contains the edge's token.
+    """Label for how much the cloud model's answer changes at its end with the edge's token there.
 
-    The cloud goes on from the edge's token; a choice or a number is the same or is not, of other
-    answers it is the part of the content words that only one has. Nobody need know what is right.
+    The cloud model continues after the edge's token. Two choices or numbers are the same (0) or not
+    (1); for other answers the value is the share of content words that only one of both has. No
+    right answer need be known.
     """
 
     name = "final"
@@ -56,18 +57,18 @@ class Final(Label):
         return values
 
     def difference(self, question: Question, one: str, other: str) -> float:
-        """Returns 0 for the same conclusion, up to 1."""
+        """Return how much two answers to `question` differ: 0 for the same conclusion, up to 1."""
         if question.check in ("choice", "number"):
             return float(not same_end(question, one, other))
         return 1.0 - overlap(question, one, other)
 
 
 class Rescue(Label):
-    """1 where the edge's own answer ends wrong, and right once the cloud has written this token.
+    """Label that is 1 where the edge model's wrong answer turns right with the cloud's token there.
 
-    The edge goes on after the cloud's token, as it does in use, from texts that it writes in use.
-    The cloud writes no answers: it reads each of the edge's once, and the edge is rolled out where
-    the cloud would have written another token, of wrong answers alone.
+    The texts are the edge model's own answers, as in use. The cloud model reads each once and
+    writes none. Where it would have written another token in a wrong answer, the edge model
+    continues after the cloud's token.
     """
 
     name = "rescue"
@@ -87,11 +88,11 @@ class Rescue(Label):
 
 
 class R2R(Final):
-    """R2R's divergence (arXiv 2505.21600), along the cloud's greedy answer.
+    """R2R's divergence (arXiv 2505.21600), along the cloud model's greedy answer.
 
-    0 where the edge would write the same token, or where the cloud, going on from the edge's, comes
-    to the same conclusion; else 1. Fitted by cross-entropy in which both classes weigh alike. Not
-    as published: there a third model compares the sentences.
+    0 where the edge model would write the same token, or where the cloud model, continuing after
+    the edge's token, comes to the same conclusion; else 1. Both classes weigh alike in the loss.
+    This differs from the paper, where a third model compares the sentences.
     """
 
     name = "r2r"
@@ -103,7 +104,7 @@ class R2R(Final):
 
 
 def same_end(question: Question, one: str, other: str) -> bool:
-    """Whether two answers conclude alike, be that right or wrong."""
+    """Return whether two answers to `question` reach the same conclusion, right or wrong."""
     match question.check:
         case "choice":
             return named_choice(question, one) == named_choice(question, other)
