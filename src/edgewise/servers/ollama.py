@@ -1,4 +1,4 @@
-"""Ollama: an edge by `POST /api/generate` with `raw`, a cloud by `/api/chat`; both by text."""
+"""Ollama, by text: an edge model by raw `POST /api/generate`, a cloud model by `/api/chat`."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -90,7 +90,7 @@ class _Generated(msgspec.Struct):
 
 
 class OllamaServer(EdgeServer):
-    """Its GGUF, and so its tokenizer, lies on this disk."""
+    """Ollama as the server of an edge model, whose GGUF (with its tokenizer) is on this disk."""
 
     program, top, most, takes_text, joins = "Ollama", 20, 20, True, True
     asks = (Request("/api/tags"),)
@@ -158,7 +158,7 @@ class OllamaServer(EdgeServer):
 
 
 class OllamaText(TextServer):
-    """A prompt longer than its context is declined, where Ollama by itself would cut it."""
+    """Ollama as the server of a cloud model; too long a prompt is declined, and not cut."""
 
     name = "Ollama"
 

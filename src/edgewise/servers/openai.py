@@ -1,4 +1,4 @@
-"""OpenAI's `POST /v1/completions`: vLLM, LM Studio, mlx_lm.server and who else has it."""
+"""Servers with OpenAI's `POST /v1/completions`: vLLM, LM Studio, mlx_lm.server and others."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -101,7 +101,7 @@ class _Reply(msgspec.Struct):
 
 
 class OpenAiReplies(TextServer):
-    """A server that replies as OpenAI's does, to a chat or to a prompt."""
+    """Base of servers whose replies, to a chat or to a prompt, have OpenAI's form."""
 
     def continued(self, data: bytes) -> TextContinuation:
         reply = decoded(data, _Reply)
@@ -116,7 +116,7 @@ class OpenAiReplies(TextServer):
 
 
 class CompletionsServer(OpenAiReplies):
-    """By `/v1/completions` with the prompt as text."""
+    """A server of a cloud model that takes the prompt as one text, by `/v1/completions`."""
 
     name, prompts, renders = "completions", True, True
 
@@ -126,7 +126,11 @@ class CompletionsServer(OpenAiReplies):
 
 
 class LmStudioServer(EdgeServer):
-    """By text prompts. `listed_as` is the `owned_by`, `place` a model's address on this disk."""
+    """LM Studio as the server of an edge model, by text prompts.
+
+    `listed_as` is the `owned_by` of its entries in `/v1/models`. `place` is what precedes a model's
+    name in the address of its files on this disk.
+    """
 
     program, top, most, takes_text = "LM Studio", 10, 10, True
     listed_as: ClassVar[str] = "organization_owner"
@@ -181,7 +185,10 @@ class LmStudioServer(EdgeServer):
 
 
 class VllmServer(IdServer, LmStudioServer):
-    """By ids, written `token_id:123`; its meter needs `--enable-prompt-tokens-details`."""
+    """vLLM, by token ids, for a cloud or an edge model. Replies write an id as `token_id:123`.
+
+    Cached tokens are reported only if vLLM runs with `--enable-prompt-tokens-details`.
+    """
 
     name, owner, verifies, salts, names = "vLLM", "vllm", True, True, True
     program, top, most, takes_text = "vLLM", 20, 20, False
@@ -206,14 +213,14 @@ class VllmServer(IdServer, LmStudioServer):
         )
 
     def score(self, asked: Wanted) -> Request:
-        """A prompt for each id, and a token written for each: the cache serves all but the last."""
+        """Return a request of one prompt per id to score; its last id alone is not in the cache."""
         ids = asked.ids
         prompts = [ids[:end] for end in range(len(ids) - asked.n, len(ids))]
         one = self.complete(asked._replace(n=1, drawn=GREEDY))
         return one.having(prompt=prompts, logprobs=_MOST)._replace(ids=sum(map(len, prompts)))
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
-        """An id that is not among the 20 likeliest has the logprob of the last: an upper bound."""
+        """Return the verification; an id outside the 20 likeliest gets the logprob of the 20th."""
         reply = decoded(data, _Reply)
         choices = sorted(reply.choices or [], key=lambda choice: choice.index)
         if [choice.index for choice in choices] != [*range(len(block))]:
@@ -235,7 +242,7 @@ class VllmServer(IdServer, LmStudioServer):
 
 
 class MlxServer(LmStudioServer):
-    """mlx_lm.server: reports ids, but candidates only in whole replies."""
+    """mlx_lm.server for an edge model: it reports ids, but candidates only in whole replies."""
 
     program, chunk = "mlx_lm.server", 8
     listed_as, place = "", ""
@@ -274,7 +281,7 @@ def _logprob(token: int, top: Sequence[tuple[int, float | None]]) -> float | Non
 
 
 def id_of(token: str) -> int:
-    """`token_id:123` is 123. Raises `Fault`."""
+    """Return the id in a token's name such as `token_id:123`. Raises `Fault` for any other text."""
     match = _ID.fullmatch(token)
     if match is None:
         raise Fault(f"tokens as text where ids were asked for: {token[:LONGEST_NAME]!r}")
