@@ -1,7 +1,7 @@
-"""The large model behind a llama-server, and its slots.
+"""The engine of a llama-server, with its slots shared by several tenants.
 
-A slot reuses whatever prompt it holds, whoever sent it, and response times reveal how much was
-reused. So a request may only reuse what its own tenant has put there.
+A slot reuses the prompt that it holds, whoever sent it, and response times reveal how much was
+reused. So a request may only reuse what its own tenant (a key of the gateway) has put there.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from edgewise.servers.llama_server import LlamaCppServer, Props
 _MADE_UP, _NOTED = 32, 16
 
 LINGER_SECONDS = 60.0
-"""Longest time until the server may still start a request that was cancelled."""
+"""Most seconds after which the server may still start a request that was cancelled."""
 
 _UNKNOWN = ""
 
 
 class Place(NamedTuple):
-    """The slot of a request; `reuse` if it holds nothing of another tenant."""
+    """The number of the slot for a request; `reuse` if no other tenant's prompt is in that slot."""
 
     slot: int
     reuse: bool
@@ -50,11 +50,11 @@ class _Slot:
 
 
 class SlotTable:
-    """Slots of one server, each with one request at a time; the server would queue them too.
+    """The slots of one server, with at most one request of ours in each. Used in one event loop.
 
-    A session keeps its slot until another needs it: where slots are short, the one that was free
-    for longest is given away. Only a request that reused nothing and was answered in full proves
-    that a slot is rid of what it held. Used in one event loop.
+    A session keeps its slot until another session needs it; then the slot that was idle for longest
+    is given away. A slot counts as free of another tenant's prompt only after a request that reused
+    nothing was answered in full.
     """
 
     def __init__(self, slots: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,7 +68,7 @@ class SlotTable:
 
     @asynccontextmanager
     async def place(self, session: str, tenant: str) -> AsyncGenerator[Place]:
-        """A slot until the block ends; waits for one. The block is the request and its answer."""
+        """Wait for a slot, and hold it while the block sends a request and reads the reply."""
         async with self._free:
             slot = self._chosen(session, tenant)
             others = self._others_pending(slot, tenant)
@@ -105,7 +105,7 @@ class SlotTable:
 
 
 class LlamaServerEngine(HttpEngine):
-    """Implements `Engine`. It has no salt and no priority; the prefix cache is per slot.
+    """A llama-server as an `Engine`. It has no cache salt; each slot has a prefix cache.
 
     A client with a tenant is given a slot and reuses only what its own tenant left there, or
     nothing at a server that mixes up its slots' prompts (`--cache-ram` does). Without a tenant the
@@ -131,10 +131,11 @@ class LlamaServerEngine(HttpEngine):
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """See `Engine.verify`. As dear as writing the ids: a decode step each.
+        """Verify as `Engine.verify`, at the cost of writing the ids: a decode step for each.
 
-        It declines one with an end token inside, an old one declines any, and of what it drafted
-        it tells nothing: then it is asked for one at a time.
+        The server declines ids with an end token inside, an old one declines all, and it reports
+        nothing of tokens that its own draft model wrote. In these cases the ids are verified one at
+        a time.
         """
         try:
             return await super().verify(ids, count, sampling, client)
@@ -169,7 +170,7 @@ class LlamaServerEngine(HttpEngine):
             return None
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """The reply to a request, for which nothing of another tenant's is reused."""
+        """Send a consult and return the reply's body; no prompt of another tenant is reused."""
         if not client.tenant:
             return await self._posted(request, client, cache_prompt=True)
         slots, apart = await self._slot_use()

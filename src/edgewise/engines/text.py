@@ -1,7 +1,6 @@
-"""APIs over HTTP that take and return text, by their servers' descriptions.
+"""Clients of APIs over HTTP that take and return text, for a cloud model of any vocabulary.
 
-An API continues an answer that was begun. It serves any vocabulary. A reply is checked here, where
-it arrives.
+An API continues an answer that was begun. Each reply is checked here, as it arrives.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ from edgewise.servers.replies import THINK, thinks
 __all__ = ["TextContinuation", "TextEngine", "TextRequest"]
 
 LONGEST_TOKEN = 64
-"""More bytes than a token has on an average of several."""
+"""More bytes than a token has, on an average over several tokens."""
 
 # An echo may have other blanks.
 _SLACK = 256
@@ -46,7 +45,10 @@ _FILTERS = ("top_k", "min_p")
 
 
 class TextRequest(NamedTuple):
-    """At most `n` tokens after `answer`, a reply's beginning; with a JSON `schema` it fits that."""
+    """A request for at most `n` tokens that continue `answer`, the beginning of a reply.
+
+    The reply must fit the JSON `schema`, if there is one.
+    """
 
     messages: Sequence[Message]
     answer: str
@@ -56,12 +58,12 @@ class TextRequest(NamedTuple):
 
 
 class TextEngine(Endpoint):
-    """An API over HTTP. Methods run in one event loop.
+    """A client of an API over HTTP. All methods run in one event loop.
 
-    `dialect`: name in errors. `owner`: the `owned_by` of its models ("" if it varies). `reasons`:
-    can continue inside an open reasoning block.
+    `dialect` is the API's name in errors. `owner` is the `owned_by` of its entries in `/v1/models`
+    ("" if that varies). `reasons`: it can continue inside an open block of reasoning.
 
-    Fields that an API declines by name are left out from then on, or sent in another form.
+    A field that the API declines by name is sent in another form from then on, or not at all.
     """
 
     def __init__(
@@ -73,7 +75,11 @@ class TextEngine(Endpoint):
         model: str | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        """A `tokenizer` exactly where the template is rendered here, else `UsageError`."""
+        """Check the address without connecting; `UsageError` if it is unusable.
+
+        A `tokenizer` is needed for a server whose chat template is rendered here (`renders`);
+        `UsageError` if it is missing there, or given to any other.
+        """
         if server.renders != (tokenizer is not None):
             needs = "needs the" if server.renders else "takes text and needs no"
             raise UsageError(
@@ -91,7 +97,7 @@ class TextEngine(Endpoint):
         self._rendered: dict[tuple[object, ...], str] = {}
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
-        """Continue the answer of a request. Raises a `CloudError`."""
+        """Return how the API continues the answer of a request. Raises a `CloudError`."""
         how, text = self._drawn(request), request.answer
         if text and self.server.reads:
             raise CloudRejected(f"{self.url!r} continues no answer that was begun.")
@@ -108,7 +114,11 @@ class TextEngine(Endpoint):
             return self._checked(request, self.server.continued(reply))
 
     async def describe(self) -> Described:
-        """Describes the served model; an API that lists none, or not all, serves the named."""
+        """Return the model that answers: the named one, else the only one that the API lists.
+
+        Raises a `CloudError` if none is named and the API does not list exactly one, or if a known
+        program does not list the named one. Other APIs may leave models out of their list.
+        """
         # It may have been started anew, with another template.
         self._rendered.clear()
         models = await self._listed()
@@ -122,7 +132,7 @@ class TextEngine(Endpoint):
         return served.described if served else Described(self.model)
 
     async def model_name(self) -> str:
-        """The model that requests name; raises a `CloudError` if that is ambiguous."""
+        """Return the model that requests name. Raises a `CloudError` if several could be meant."""
         if self.model is None:
             self.model = (await self.describe()).model
         assert self.model is not None
@@ -265,7 +275,9 @@ class TextEngine(Endpoint):
 
 
 def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as chat APIs take them; raises `CloudRejected` for what nobody answers."""
+    """Return messages as chat APIs take them. Raises `CloudRejected` for none, or an answer at
+    last.
+    """
     if not messages:
         raise CloudRejected(f"There is no message to send to {url!r}.")
     if messages[-1].role == "assistant":

@@ -35,9 +35,7 @@ GREEDY: Mapping[str, Any] = {"temperature": 0}
 
 
 class Request(NamedTuple):
-    """An HTTP request: a POST with a JSON `body`, or a GET without; `ids`: how many ids are in
-    it.
-    """
+    """An HTTP request: a POST of a JSON `body`, or a GET without; `ids` counts its token ids."""
 
     path: str
     body: Mapping[str, Any] | None = None
@@ -201,9 +199,7 @@ class IdServer(ABC):
         raise NotImplementedError
 
     def tokenize(self, text: str, model: str | None) -> Request:
-        """Return the request for the ids of `text` without special tokens (vLLM's and SGLang's
-        form).
-        """
+        """Return the request for the ids of `text` without special tokens (vLLM, SGLang)."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         return Request("/tokenize", body)
 
@@ -305,9 +301,7 @@ class TextServer(ABC):
         raise NotImplementedError
 
     def control(self, text: str) -> str | None:
-        """Return the first part of `text` that the server would parse as a control token, if
-        any.
-        """
+        """Return the first part of `text` that the server would parse as a control token."""
         return None
 
 
@@ -407,8 +401,7 @@ class EdgeServer(ABC):
 
     @abstractmethod
     def metered(self, data: bytes) -> tuple[int, int | None]:
-        """Return how many tokens a prompt has, and how many were computed (or None), from a whole
-        reply.
+        """Return a prompt's tokens, and how many were computed (or None), from a whole reply.
 
         Raises `Fault`.
         """
@@ -424,9 +417,7 @@ class EdgeServer(ABC):
     """The request that lists the server's slots; None if it has no such list."""
 
     def slots(self, data: bytes | None) -> list[tuple[object, int | None]]:
-        """Return seed and tokens written so far of the request in each busy slot, from a reply to
-        `busy`.
-        """
+        """Return, by a reply to `busy`, each busy slot's seed and tokens written so far."""
         return []
 
     def loaded(self, model: ServedModel) -> Sequence[Request]:
@@ -434,8 +425,7 @@ class EdgeServer(ABC):
         return ()
 
     def context(self, model: ServedModel, *replies: bytes | None) -> tuple[int, str]:
-        """Return the most ids of prompt and answer, and the server's own settings that are not
-        used.
+        """Return the most ids of prompt and answer, and which of its own settings are not used.
 
         Both come from the `replies` to `loaded`; the settings are a list of names in words, such as
         "TEMPLATE, SYSTEM". Raises `UsageError` if the wanted context is larger than the server's.

@@ -1,6 +1,4 @@
-"""Chat APIs in OpenAI's form, `/chat/completions`; a table lists the fields in which they
-differ.
-"""
+"""Chat APIs in OpenAI's form (`/chat/completions`); a table lists where they differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -232,9 +232,7 @@ class LlamaCppServer(IdServer, EdgeServer):
 
 
 class LlamaCppText(TextServer):
-    """llama-server, by text: `/apply-template` renders a conversation, `/completion` continues
-    it.
-    """
+    """llama-server, by text: `/apply-template` renders the messages, then `/completion`."""
 
     name, owner, prompts, names = "llama-server", "llamacpp", True, False
 
@@ -265,9 +263,7 @@ class LlamaCppText(TextServer):
 
 
 def ordered(drawn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return sampling fields, with llama.cpp's samplers in the order in which Edgewise applies its
-    own.
-    """
+    """Return sampling fields, with llama.cpp's samplers in the order that Edgewise has."""
     if "top_p" not in drawn:
         return drawn
     return {**drawn, "samplers": ["temperature", "top_k", "top_p", "min_p"]}

@@ -81,9 +81,7 @@ def has_ended(reason: str | None) -> bool:
 
 
 def was_ended(reason: str | None) -> bool:
-    """Return False for a text cut at its limit, else as `has_ended`. Raises `Fault` for other
-    reasons.
-    """
+    """Return `has_ended`, False only for a text cut at its limit; other reasons raise `Fault`."""
     ended = has_ended(reason)
     if not ended and reason not in _CUT:
         raise Fault(f"the unknown finish_reason {reason!r:.50}")
