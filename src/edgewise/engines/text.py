@@ -275,9 +275,7 @@ class TextEngine(Endpoint):
 
 
 def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages as chat APIs take them. Raises `CloudRejected` for none, or an answer at
-    last.
-    """
+    """Return messages as chat APIs take them. Raises `CloudRejected` for an answer at the end."""
     if not messages:
         raise CloudRejected(f"There is no message to send to {url!r}.")
     if messages[-1].role == "assistant":

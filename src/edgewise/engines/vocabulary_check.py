@@ -41,9 +41,7 @@ class VocabularyCheck:
         self._last: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Check now, or wait for the check under way. Raises a `CloudError`, or what `accept`
-        does.
-        """
+        """Check now, or wait for the check under way. Raises a `CloudError`, or as `accept`."""
         await _finished(self._start())
 
     async def complete(

@@ -117,9 +117,7 @@ def weighted(files: ModelFiles) -> Path | None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the paths of the safetensors in `folder`, sorted. Raises `ModelError` if there are
-    none.
-    """
+    """Return the sorted paths of the safetensors in `folder`. Raises `ModelError` without any."""
     found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if not found:
         raise ModelError(
