@@ -126,7 +126,7 @@ def connections(url: str) -> httpcore2.AsyncConnectionPool:
 
 
 class _Network(httpcore2.AsyncNetworkBackend):
-    """Connections of asyncio's own."""
+    """Opens connections by asyncio's own streams."""
 
     async def connect_tcp(self, host: str, port: int, *_: Any, **__: Any) -> "_Stream":
         # What races may leave a socket open where it is cancelled; this machine needs none.
@@ -139,9 +139,9 @@ class _Network(httpcore2.AsyncNetworkBackend):
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
-    """Sends a request in one piece, when its reply is read.
+    """A connection that sends a request in one piece, once its reply is read.
 
-    Between what was counted as it was handed over and its way out nothing can be cancelled.
+    So a request cannot be cancelled between the time it is counted and the time it is sent.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -103,7 +103,7 @@ async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
 
 
 async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> bool:
-    """Whether the engine detokenizes; adds to `words` how many each request showed to be alike."""
+    """Return whether the engine detokenizes; add to `words` how many ids each request matched."""
     client = Client(end=time.monotonic() + COMPARE_SECONDS)
     size = engine.described.size
     missing = None if size is None else texts.missing(size)
@@ -153,7 +153,7 @@ def _divided(tokens: Sequence[int]) -> list[Sequence[int]]:
 
 
 async def _require_end(engine: Engine, texts: Detokenization) -> None:
-    """Raises `VocabularyMismatch` if the cloud's end token does not end the edge's answers."""
+    """Raise `VocabularyMismatch` if the cloud model's end token is not one of the edge model's."""
     end = await engine.end_text()
     if end and end not in texts.ends:
         raise engine.mismatch(f"ends an answer with {end[:_SHOWN]!r}, unlike the edge model")

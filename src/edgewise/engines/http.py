@@ -121,9 +121,9 @@ class Endpoint:
         return reading(self.url)
 
     async def _twice(self, sending: "_Sending") -> bytes:
-        """Retried once, where a kept connection was closed under us before any reply.
+        """Send a request, and once more if a kept connection turns out to be closed.
 
-        Over a new connection the request may have been read, computed and billed: never again.
+        A new connection is never retried: the request may have been read, computed and billed.
         """
         try:
             try:
@@ -318,7 +318,7 @@ class HttpEngine(Endpoint, Engine):
 
 @dataclass
 class _Sending:
-    """A request and how it travels. `kept`: over a connection that an earlier one had made."""
+    """A request being sent. `kept`: over a connection that an earlier request had opened."""
 
     method: str
     request: Request
@@ -337,7 +337,7 @@ class _Sending:
         return {**plain, **self.client.headers, "Content-Type": "application/json"}
 
     def count(self) -> None:
-        """Bytes are handed to a connection, at each attempt; raises a `CloudError`."""
+        """Count the bytes handed to a connection, at each attempt. Raises a `CloudError`."""
         if self.data is not None and self.client.sent is not None:
             ids, again = self.request.ids, self.counted
             self.client.sent.add(ids, self.data, billable=self.billable, again=again)

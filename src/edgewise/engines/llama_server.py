@@ -38,7 +38,10 @@ class Place(NamedTuple):
 
 
 class _Slot:
-    """`holds`: tenants whose prompts it may hold; `pending`: until when requests may still run."""
+    """A slot of the server, and the tenants (`holds`) whose prompts it may hold.
+
+    `pending` says until when cancelled requests of a tenant may still run in it.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -90,7 +93,7 @@ class SlotTable:
                 slot.busy, slot.used = False, next(self._uses)
 
     def _chosen(self, session: str, tenant: str) -> _Slot:
-        """The session's own; else the one free for longest, if possible without others pending."""
+        """Return the session's own slot, else the one idle longest, best without others pending."""
         free = [slot for slot in self._slots if not slot.busy]
         own = next((slot for slot in free if slot.session == session), None)
         if own is not None:
@@ -98,7 +101,7 @@ class SlotTable:
         return min(free, key=lambda slot: (bool(self._others_pending(slot, tenant)), slot.used))
 
     def _others_pending(self, slot: _Slot, tenant: str) -> set[str]:
-        """Other tenants whose requests may yet run in the slot."""
+        """Return the other tenants whose cancelled requests may still run in the slot."""
         now = self._clock()
         slot.pending = {name: end for name, end in slot.pending.items() if end > now}
         return slot.pending.keys() - {tenant}
@@ -199,7 +202,7 @@ class LlamaServerEngine(HttpEngine):
         self._apart = None
 
     async def _slot_use(self) -> tuple[SlotTable | None, bool]:
-        """The slots and whether they are apart, probed when first needed; raises a `CloudError`."""
+        """Return the slots (or None) and whether they keep prompts apart, by a probe at first."""
         async with self._probing:
             while self._apart is None:
                 starts, apart = self._starts, await self._probe_slots()
@@ -208,7 +211,7 @@ class LlamaServerEngine(HttpEngine):
             return self._slots, self._apart
 
     async def _probe_slots(self) -> bool:
-        """Whether they are apart: by prompts that nobody has asked before, sent to the last one."""
+        """Return whether slots keep prompts apart, by sending made-up prompts to the last one."""
         try:
             total = (await self._props()).total_slots
         except (CloudRejected, CloudProtocolError):
@@ -224,7 +227,7 @@ class LlamaServerEngine(HttpEngine):
         return not any(probes)
 
     async def _reuses(self, prompt: Sequence[int], slot: int, *, cache: bool) -> bool:
-        """Whether so much was reused, or another slot took it, that it cannot be chance."""
+        """Return whether a made-up prompt was reused, or another slot than asked for answered."""
         asked = self.server.prefill(prompt, self.model)
         reply = await self._posted(asked, NOBODY, id_slot=slot, cache_prompt=cache)
         with self.reading():

@@ -139,7 +139,7 @@ class TextEngine(Endpoint):
         return self.model
 
     async def _at_base(self, request: Request, client: Client = NOBODY) -> bytes:
-        """The reply to a request below `/v1`, or below nothing: the right one is remembered."""
+        """Return the reply to a request below `/v1` or below nothing; what works is remembered."""
         if not request.path.startswith("/v1/") or (self.server.base and request.body):
             path = self.server.base + request.path.removeprefix("/v1")
             return await self.send(request._replace(path=path), client)
@@ -162,7 +162,7 @@ class TextEngine(Endpoint):
     async def _accepted(
         self, request: Request, forms: Sequence[Sequence[Fields]], client: Client
     ) -> bytes:
-        """The reply to a request with the first of each of the `forms` that is not declined."""
+        """Return the reply to a request with the first accepted one of each of the `forms`."""
         gone = self._declined
         while True:
             keyed = [[(_key(n, one), one) for n, one in enumerate(form)] for form in forms]
@@ -181,7 +181,7 @@ class TextEngine(Endpoint):
                 return reply
 
     def _drawn(self, request: TextRequest) -> Mapping[str, Any]:
-        """Sampling fields; raises `CloudRejected` for settings that the API lacks."""
+        """Return sampling fields. Raises `CloudRejected` for a setting that the API lacks."""
         fields = drawn(request.sampling, len(request.answer))
         for name in _FILTERS:
             if fields.get(name) and name not in self.server.filters:
@@ -193,7 +193,7 @@ class TextEngine(Endpoint):
         return fields
 
     def _checked(self, request: TextRequest, reply: TextContinuation) -> TextContinuation:
-        """A reply within bounds; raises `CloudProtocolError`, or a `Fault`."""
+        """Return a reply if it is within bounds. Raises `CloudProtocolError` or `Fault`."""
         url, text, size = self.url, reply.text, len(reply.text.encode())
         if size > LONGEST_TOKEN * request.n + 2 * len(request.answer.encode()) + _SLACK:
             raise CloudProtocolError(f"{url!r} sent {size} bytes for {request.n} tokens.")
@@ -207,7 +207,7 @@ class TextEngine(Endpoint):
         return reply
 
     async def _listed(self) -> list[ListedModel] | None:
-        """The models that it lists; None where it lists none."""
+        """Return the models that the API lists; None if it has no list."""
         try:
             body = await self._at_base(MODELS)
         except Declined as error:
@@ -227,7 +227,9 @@ class TextEngine(Endpoint):
         raise CloudRejected(f"{self.url!r} {many}", hint=f"name one{names}", setting="cloud_model")
 
     async def _prompt(self, request: TextRequest, client: Client) -> str:
-        """Messages and answer as one text; reasoning is closed unless the answer opens it."""
+        """Return messages and answer as one text; reasoning is closed unless the answer opens
+        it.
+        """
         messages = request.messages
         reasoning = request.answer.lstrip().startswith(THINK)
         text = self._rendered.get((reasoning, *messages))
@@ -242,7 +244,7 @@ class TextEngine(Endpoint):
         return text + request.answer
 
     async def _render(self, messages: Sequence[Message], client: Client, *, reasoning: bool) -> str:
-        """The messages as the chat template writes them: there, or here."""
+        """Return the messages in the chat template's form, rendered by the server or here."""
         template = self.server.template(turns(self.url, messages), thinks=reasoning)
         if template is not None:
             reply = await self.send(template, client, billable=False)
@@ -265,7 +267,7 @@ class TextEngine(Endpoint):
         return ControlTokens(self.tokenizer.special if self.tokenizer else {})
 
     def _check_plain(self, contents: Sequence[str]) -> None:
-        """Raises `CloudRejected` for what the server would take for its template's own."""
+        """Raise `CloudRejected` for text that the server would read as a control token."""
         for content in contents:
             sign = self.server.control(content)
             if sign := sign or next(iter(self._control.split(content)[1:]), None):
@@ -291,5 +293,5 @@ def _names(said: str, field: str) -> bool:
 
 
 def _key(number: int, form: Fields) -> str:
-    """Of one name, forms differ in their place; values such as a seed's differ each time."""
+    """Return a key of a form: its field's place and names, since values such as seeds vary."""
     return f"{number} {' '.join(form)}"

@@ -83,7 +83,7 @@ class VocabularyCheck:
             self._start()
 
     def _recent(self) -> asyncio.Task[None] | None:
-        """The last check, if it began just now: how it ended counts for a while."""
+        """Return the last check if it began within `FRESH_SECONDS`, else None."""
         return self._last if time.monotonic() - self._started < FRESH_SECONDS else None
 
     async def _accepted(self, check: asyncio.Task[None]) -> None:

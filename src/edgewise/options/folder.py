@@ -169,7 +169,11 @@ class FolderModel(EngineModel):
         small: Callable[[], SequenceCache] | None = None,
         turn: int = BATCH,
     ) -> None:
-        """Test the model, of `size` logits; sessions get `new` caches, the test `small` ones."""
+        """Test the model, of `size` logits, and open its slots. `new` makes a session's cache.
+
+        `small`, if given, makes the caches for the test. `turn` is how many ids of a prompt run at
+        once.
+        """
         self.tokenizer = HubTokenizer(self.path, size=size)
         self._try_out(small or new, size, may_stay=small is not None)
         self._open_slots([new() for _ in range(self._options.slots)], turn=turn)
@@ -177,11 +181,11 @@ class FolderModel(EngineModel):
     def _try_out(
         self, new: Callable[[], SequenceCache], size: int, *, may_stay: bool = False
     ) -> None:
-        """Run a few of `size` ids through new caches, and set `hidden_size` and `abilities`.
+        """Run a few ids below `size` through new caches, and set `hidden_size` and `abilities`.
 
-        All at once, one by one, and again after a rollback. Raises `ModelError` for a model that
-        does not go on where its cache ends, or does not roll back to where it was; `may_stay` where
-        the caller has caches that never roll back.
+        They run all at once, one by one, and again after a rollback. Raises `ModelError` for a
+        model that does not go on where its cache ends, or does not roll back to where it was;
+        `may_stay`: the latter is allowed, since the caller has caches that never roll back.
         """
         ids = [7 * index % size for index in range(1, PROBED + 1)]
         try:

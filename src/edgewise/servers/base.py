@@ -425,7 +425,7 @@ class EdgeServer(ABC):
         return ()
 
     def context(self, model: ServedModel, *replies: bytes | None) -> tuple[int, str]:
-        """Return the most ids of prompt and answer, and which of its own settings are not used.
+        """Return the most ids of prompt and answer, and the server settings that are not used.
 
         Both come from the `replies` to `loaded`; the settings are a list of names in words, such as
         "TEMPLATE, SYSTEM". Raises `UsageError` if the wanted context is larger than the server's.

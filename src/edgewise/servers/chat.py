@@ -52,7 +52,7 @@ class ChatServer(OpenAiReplies):
         return (self.quiet,), ({self.seed: asked.drawn["seed"]},) if self.seed else ()
 
     def _drawn(self, asked: WantedText) -> dict[str, Any]:
-        """Other sampling fields, in its own names; those that do not filter are left out."""
+        """Return the other sampling fields in the API's names, those without effect left out."""
         without = {"seed", *(_ALL - self.filters)}
         fields = {name: value for name, value in asked.drawn.items() if name not in without}
         if self.always:

@@ -53,7 +53,7 @@ class _Row(_Top):
 
 
 class _Timings(msgspec.Struct):
-    """Tokens, and milliseconds."""
+    """Counts of tokens (`_n`) and durations in milliseconds (`_ms`)."""
 
     cache_n: Count | None = None
     prompt_n: Count | None = None
@@ -63,7 +63,7 @@ class _Timings(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """A whole reply, or a part of a stream; `tokens_predicted` counts untold ones too."""
+    """A whole reply or a part of a stream; `tokens_predicted` also counts tokens not sent yet."""
 
     tokens: list[int] | None = None
     content: str | None = None
@@ -270,7 +270,7 @@ def ordered(drawn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _named(model: str | None) -> dict[str, str]:
-    """The model's name: a server of several models chooses by it."""
+    """Return the field with the model's name, by which a server of several models chooses."""
     return {} if model is None else {"model": model}
 
 

@@ -42,7 +42,7 @@ class _Details(msgspec.Struct):
 
 
 class _Tag(msgspec.Struct):
-    """`remote_host` is where a model runs of which Ollama has nothing but the name."""
+    """A model in Ollama's list; `remote_host` is set for a model that runs on another host."""
 
     name: str
     remote_host: str = ""
@@ -55,7 +55,7 @@ class _Tags(msgspec.Struct):
 
 
 class _Shown(msgspec.Struct):
-    """What a Modelfile adds to the weights; the context of a `parameters` holds."""
+    """What a Modelfile adds to the weights; of `parameters`, Ollama still applies `num_ctx`."""
 
     template: str = ""
     system: str = ""
@@ -77,7 +77,7 @@ class _Written(_Piece, rename={"letters": "bytes"}):
 
 
 class _Generated(msgspec.Struct):
-    """A line of `/api/generate`, a reply of `/api/chat`; `done` with the last."""
+    """A line of `/api/generate` or a reply of `/api/chat`; `done` is True in the last line."""
 
     response: str = ""
     message: AssistantMessage | None = None

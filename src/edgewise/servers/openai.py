@@ -67,7 +67,7 @@ class _Content(msgspec.Struct):
 
 
 class _Logprobs(msgspec.Struct):
-    """Lists by token; `content` is what mlx_lm.server has instead."""
+    """Lists with an entry for each token; mlx_lm.server sends `content` instead."""
 
     tokens: list[str] | None = None
     token_logprobs: list[float | None] = []
@@ -75,7 +75,7 @@ class _Logprobs(msgspec.Struct):
     content: list[_Content] = []
 
     def rows(self) -> list[tuple[str, float | None, _Top]]:
-        """Token, logprob and candidates by their text."""
+        """Return for each token its text, its logprob, and the candidates by their text."""
         logprobs = chain(self.token_logprobs, repeat(None))
         tops = chain(self.top_logprobs or (), repeat(None))
         named = zip(self.tokens or (), logprobs, tops, strict=False)
@@ -83,7 +83,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """Of a completion by its `text`, of a chat by its `message`."""
+    """A choice of a completion, with a `text`, or of a chat, with a `message`."""
 
     text: str | None = None
     message: AssistantMessage | None = None
@@ -275,7 +275,10 @@ def _candidates(top: _Top | None) -> list[tuple[int, float | None]]:
 
 
 def _logprob(token: int, top: Sequence[tuple[int, float | None]]) -> float | None:
-    """That of the id, at most the last candidate's; None where too few say too little."""
+    """Return the id's logprob, or the last candidate's for an id that is not among them.
+
+    None if there are fewer than 20 candidates with a logprob: their last is no bound.
+    """
     known = {one: value for one, value in top if value is not None}
     return known.get(token, min(known.values()) if len(known) >= _MOST else None)
 

@@ -87,7 +87,7 @@ def load_folder(mx: Any, folder: Path, device: Any) -> Any:
 
 
 def _is_mlx(config: Path) -> bool:
-    """Whether MLX wrote the model: its config has a quantization, or its weights say so."""
+    """Return whether MLX wrote the model, by its config's quantization or its weights' metadata."""
     from safetensors import SafetensorError, safe_open
 
     with suppress(ModelError, OSError, SafetensorError):  # the engine says what is wrong with them
@@ -131,7 +131,7 @@ def _check_quantization(folder: Path, config: HubConfig) -> None:
 
 
 def _classes(library: Any, config: dict[str, Any]) -> tuple[Any, Any]:
-    """A model's classes as mlx-lm chooses them; a model is made that looks at packed weights."""
+    """Return a model's classes as mlx-lm chooses them, changed to check packed weights."""
     kind, arguments = library._get_classes(config)
 
     def build(described: Any) -> Any:
@@ -151,7 +151,7 @@ def _classes(library: Any, config: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _check_packed(model: Any, weights: dict[str, Any]) -> None:
-    """Raise `ValueError` for weights that are packed otherwise than the model's widths allow."""
+    """Raise `ValueError` if weights are not packed as the widths of the model's layers require."""
     for path, module in model.named_modules():
         scales, packed = (weights.get(f"{path}.{name}") for name in ("scales", "weight"))
         if scales is None or packed is None or "weight" not in module:
@@ -242,7 +242,7 @@ class MlxCache(SequenceCache):
         return all(done)
 
     def _states(self, states: list[Any]) -> list[Any]:
-        """Copies of its own for each holder, since some are written in place."""
+        """Return a separate copy of states, since some are written in place."""
         with self._model.mx.stream(self._model.device):
             copied = deepcopy(states)
             self._model.mx.eval(copied)
@@ -258,14 +258,14 @@ def _parts(kinds: Any, layers: Iterable[Any]) -> Generator[Any]:
 
 
 def _is_cut(kinds: Any, part: Any, context: int) -> bool:
-    """Whether a layer's cache holds all ids of a context, and is cut anywhere."""
+    """Return whether a layer's cache holds all ids of a context, so that it can be cut anywhere."""
     if type(part) is kinds.RotatingKVCache:
         return part.max_size > context
     return type(part) in (kinds.KVCache, kinds.ConcatenateKVCache, kinds.QuantizedKVCache)
 
 
 def _watch(module: Any, see: Any) -> None:
-    """Call `see` with what a module reads where it is the head: the state after the final norm."""
+    """Call `see` with the input of a module that is the head: the state after the final norm."""
     kind: Any = type(module)
     tied = hasattr(kind, "as_linear")
 
@@ -335,8 +335,7 @@ class MlxModel(FolderModel):
         return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
 
     def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> list[Any]:
-        """Run `ids` after those in `cache`; return [logits, hidden states], or [] without
-        `outputs`.
+        """Run `ids` after those in `cache`; return [logits, hidden], or [] if no `outputs`.
 
         Logits are [n, vocabulary], hidden states [n, d] or None: for all ids or the last, by
         `outputs`.

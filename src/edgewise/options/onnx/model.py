@@ -105,7 +105,9 @@ def read_onnx_folder(folder: Path) -> tuple[OnnxDescription, dict[str, Any]]:
 
 @contextmanager
 def _checked_alone(folder: Path, config: dict[str, Any]) -> Generator[str]:
-    """A private folder: the checked `config`, and links to the files of `folder` but its JSON."""
+    """Yield a private folder of the checked `config` and links to the files of `folder` but
+    JSON.
+    """
     written = json.dumps(config, ensure_ascii=False, allow_nan=False)
     if "\\" in written:  # escapes, which not every parser reads alike
         raise damaged(folder / CONFIG, "has names with signs that no name has")
@@ -122,7 +124,7 @@ def _checked_alone(folder: Path, config: dict[str, Any]) -> Generator[str]:
 
 
 def _entries(value: object, key: str = "", option: bool = False) -> Iterator[tuple[Any, ...]]:
-    """Key, value, and whether it is an option of the runtime's or of a provider's."""
+    """Yield key, value, and whether it is an option of the runtime or of an execution provider."""
     if isinstance(value, dict):
         option = option or key.casefold().endswith("_options")
         for name, inner in value.items():
@@ -195,7 +197,7 @@ class OnnxCache(SequenceCache):
             return None  # the graph has no such output
 
     def _read(self, name: str, first: int) -> Any:
-        """An output of the last run, float32[ids, size], a copy."""
+        """Return a copy of an output of the last run, from row `first` on: float32[ids, size]."""
         return np.asarray(self._generator.get_output(name)[0], np.float32)[first:]
 
     def _back(self, count: int, state: Any | None) -> bool:

@@ -97,7 +97,7 @@ _CALLED = re.compile(
 )
 _DATE = re.compile(r"\d{4}[-./ ]\d{1,2}[-./ ]\d{1,2}\b|\d{1,2}[-./ ]\d{1,2}[-./ ](?:19|20)\d\d\b")
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){2,3}|\d+\.\d+")
-"""An IP address or a part of one, or a fraction."""
+"""Matches an IP address or a part of one, or a decimal fraction."""
 _BREAKS = re.compile(r"[ ()./\u00a0\u2010-\u2013-]")
 _FEWEST = 9  # digits of a number that begins with no zero and is not said to be one
 _NUMBER_OF = 40  # characters before a number that may say what it is
@@ -185,7 +185,7 @@ class Phone:
         return any(self._is_divided(written, region) for region in REGIONS)
 
     def _is_divided(self, written: str, region: str) -> bool:
-        """Whether it is, and divided as numbers there are, which a number of something is not."""
+        """Return whether a number is valid and grouped as is usual there, unlike an amount."""
         if sum(map(str.isdigit, written)) < _FEWEST or not _BREAKS.search(written):
             return False
         strict = self._phones.Leniency.STRICT_GROUPING
@@ -216,7 +216,7 @@ _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
     ("ew-", r"[\w-]", 20),
     ("eyJ", r"[\w.-]", 20),  # JWT
 )
-"""Prefixes of services' secrets, the characters that follow, and their least number."""
+"""Prefixes of services' secrets, the characters that follow, and how many at least."""
 
 _SERVICE = re.compile(
     r"(?<![^\W\d])(?:"
@@ -265,7 +265,7 @@ class Secret:
 
 
 def _is_no_word(value: str) -> bool:
-    """Whether it has letters, and digits or signs, as words do not."""
+    """Return whether a value has letters and also digits or signs, unlike a word."""
     letters = sum(map(str.isalpha, value))
     return 0 < letters < len(value.replace("-", "").replace("_", "").replace("/", ""))
 

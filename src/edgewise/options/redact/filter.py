@@ -115,7 +115,7 @@ class Redacted:
         return spans
 
     def _failed(self, name: str, what: str) -> Blocked:
-        """Logged once for each detector and failure."""
+        """Return the error for a failed detector; log it once for each detector and failure."""
         message = f"The detector {name!r} of private words {what}, so nothing is sent."
         if message not in self._logged:
             self._logged.add(message)
@@ -157,7 +157,7 @@ _letters = lru_cache(1 << 14)(letters)
 
 
 def _is_open(text: str, places: Sequence[Span], known: Placeholders) -> bool:
-    """Whether the end may be half a known word, however it is divided and capitalised."""
+    """Return whether the end of `text` may be half a known word, in any spacing and capitals."""
     words = sorted(filter(None, map(_letters, known.names)))
     if places and places[-1].end >= len(text.rstrip()):
         word = text[places[-1].start : places[-1].end]

@@ -49,7 +49,7 @@ class Normal:
 
 
 def _composed(written: str) -> Iterator[_Piece]:
-    """Letters with their accents, composed; what is not seen is nothing."""
+    """Yield letters composed with their accents, and "" for what is invisible."""
     usual = unicodedata.is_normalized("NFKC", written) and written.isprintable()
     if usual and not UNSEEN.search(written):
         yield written, 0, len(written)
@@ -63,12 +63,12 @@ def _composed(written: str) -> Iterator[_Piece]:
 
 
 def _joins(char: str) -> bool:
-    """Whether a character is one with that before it: an accent, or a vowel of Hangul's."""
+    """Return whether a character belongs to the one before it: an accent, or a Hangul vowel."""
     return char > "\x7f" and (
         unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff" or _is_unseen(char)
     )
 
 
 def _is_unseen(char: str) -> bool:
-    """Soft hyphens, joiners, marks of direction, selectors of variants, fillers."""
+    """Return whether a character is invisible: a soft hyphen, joiner, direction mark or filler."""
     return char > "\x7f" and (unicodedata.category(char) == "Cf" or UNSEEN.match(char) is not None)

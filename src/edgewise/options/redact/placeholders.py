@@ -186,7 +186,7 @@ def _named(label: str, number: int) -> str:
 
 
 def _told(text: str) -> Iterator[str]:
-    """What is open at an answer's end and is read by more than people: calls and addresses."""
+    """Yield tool calls and addresses that are open at the text's end, which programs act on."""
     yield from _open(text, _CALL, _is_over)
     yield from _open(text, _ELEMENT, _is_closed)
     run = "" if text[-1:].isspace() else "".join(text.split()[-1:])
@@ -203,7 +203,7 @@ def _told(text: str) -> Iterator[str]:
 def _open(
     text: str, begins: re.Pattern[str], is_over: Callable[[re.Match[str]], bool]
 ) -> Iterator[str]:
-    """The text behind the last beginning that is not over, if there is one."""
+    """Yield the text behind the last beginning that is not over, if there is one."""
     for one in reversed(list(begins.finditer(text))):
         if not is_over(one):
             yield text[one.end() :]
@@ -215,7 +215,7 @@ def _follows(one: re.Match[str], end: str) -> bool:
 
 
 def _is_over(sign: re.Match[str]) -> bool:
-    """Whether a call has ended; of most forms nobody knows."""
+    """Return whether a tool call has ended; False for forms that do not show it."""
     if sign[0].lower() == "<tool_call>":
         return _follows(sign, _CALL_ENDS)
     depth = 0
@@ -227,7 +227,7 @@ def _is_over(sign: re.Match[str]) -> bool:
 
 
 def _is_closed(opens: re.Match[str]) -> bool:
-    """Whether an element has ended, if it is one that an agent may read as a call."""
+    """Return whether an element has ended, or is none that an agent may read as a call."""
     name = opens[1]
     return name.isupper() or name.lower() in _OF_TEXT or _follows(opens, f"</{name}>")
 
@@ -246,7 +246,7 @@ def _occurrences(text: str, word: str) -> list[int]:
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:
-    """Merges overlapping spans; the label is that of the first that is not `LITERAL`."""
+    """Merge overlapping spans; the label is that of the first that is not `LITERAL`."""
     made: list[Span] = []
     for one in sorted(spans, key=lambda one: (one.start, -one.end)):
         if made and one.start < made[-1].end:

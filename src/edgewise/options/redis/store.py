@@ -85,7 +85,7 @@ class RedisLimits(LimitStore):
 
     @contextlib.contextmanager
     def _answering(self) -> Generator[None]:
-        """Raises `LimitsDown` where Redis fails or answers something else."""
+        """Raise `LimitsDown` if Redis fails or replies nonsense inside the block."""
         from redis.exceptions import RedisError
 
         try:

@@ -88,7 +88,7 @@ def _check_config(folder: Path, weights: set[str]) -> None:
 
 
 def _check_shape(torch: Any, transformers: Any, config: Any, folder: Path, held: int) -> str:
-    """Build the model without memory, and compare its size; returns its kind of attention."""
+    """Build the model without memory and compare its size; return its kind of attention."""
     attention = "sdpa"
     with torch.device("meta"):
         make = transformers.AutoModelForCausalLM.from_config
@@ -192,7 +192,7 @@ class TorchCache(SequenceCache):
 
 
 def _whole(kinds: Any, layer: Any) -> Any:
-    """A layer that keeps all keys and values instead of a window of them."""
+    """Return a layer cache that keeps all keys and values, in place of one with a window."""
     if type(layer) is kinds.DynamicSlidingWindowLayer:
         return kinds.DynamicLayer()
     if type(layer) is kinds.LinearAttentionAndSlidingWindowAttentionLayer:
