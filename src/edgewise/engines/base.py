@@ -38,9 +38,9 @@ class Client(msgspec.Struct, frozen=True):
 
     `session` is a routing key to a replica with a warm cache. `tenant` is the gateway key on whose
     behalf it is asked: tenants must not learn each other's prompts from a shared engine, and `salt`
-    separates their prefix caches. `sent` counts what travels. `request_id` names the consult in the
-    engine's log. `end` is the deadline, by the monotonic clock; with None, a busy engine is not
-    asked again.
+    separates their prefix caches. `sent` counts the ids and bytes that travel. `request_id` names
+    the consult in the engine's log. `end` is the deadline, in seconds of the monotonic clock; with
+    None, a busy engine is not asked again.
     """
 
     session: str = ""
@@ -143,7 +143,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def describe(self) -> Described:
-        """Return the engine's report on its model. Raises a `CloudError` for another server."""
+        """Return the model's description. Raises a `CloudError` for another server program."""
 
     @abstractmethod
     async def ready(self) -> None:
@@ -167,7 +167,9 @@ class Engine(ABC):
         _, self.salted = await parallel(self._check_first_completion(ids), self.has_salt(ids))
 
     async def unchanged(self) -> bool:
-        """Return whether it still is what was probed; raise a `CloudError` if it is not ready."""
+        """Return whether the engine is still what was probed. Raises a `CloudError` if not
+        ready.
+        """
         checks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
         expected: list[object] = [None, self.described, self._joint_ids]
         if self.watched:
@@ -176,9 +178,10 @@ class Engine(ABC):
         return await parallel(*checks) == expected
 
     def compare_strings(self, tokenizer: Tokenizer) -> str:
-        """Compare the fixed strings' ids with `tokenizer`'s, after `probe`, and return a sentence.
+        """Compare the fixed strings' ids, as probed, with those of `tokenizer`; return the result
+        in words.
 
-        Raises `VocabularyMismatch`.
+        Raises `VocabularyMismatch` if they differ, or the engine does not tokenize.
         """
         if self.vocabulary is None:
             raise VocabularyMismatch(

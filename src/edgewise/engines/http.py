@@ -261,7 +261,7 @@ class HttpEngine(Endpoint, Engine):
             return self.server.detokenized(reply)
 
     async def named(self) -> str | None:
-        """Return the model that requests to tokenize and detokenize name."""
+        """Return the name of the model for requests to tokenize and detokenize."""
         return await self.model_name()
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
@@ -374,7 +374,7 @@ def not_served(
 
 
 def model_named(models: Sequence[ListedModel], model: str | None) -> ListedModel | None:
-    """Return the model of that name, or the first if `model` is None; None if there is no such."""
+    """Return the model of that name, or the first if `model` is None; None if there is none."""
     name = named([entry.id for entry in models], model)
     return next((entry for entry in models if model is None or entry.id == name), None)
 

@@ -25,7 +25,7 @@ from edgewise.servers.llama_server import LlamaCppServer, Props
 _MADE_UP, _NOTED = 32, 16
 
 LINGER_SECONDS = 60.0
-"""Most seconds after which the server may still start a request that was cancelled."""
+"""Seconds in which the server may still start a request that was cancelled."""
 
 _UNKNOWN = ""
 

@@ -33,7 +33,7 @@ from edgewise.servers.replies import THINK, thinks
 __all__ = ["TextContinuation", "TextEngine", "TextRequest"]
 
 LONGEST_TOKEN = 64
-"""More bytes than a token has, on an average over several tokens."""
+"""Upper bound on the bytes of a token, averaged over several tokens."""
 
 # An echo may have other blanks.
 _SLACK = 256
@@ -227,9 +227,7 @@ class TextEngine(Endpoint):
         raise CloudRejected(f"{self.url!r} {many}", hint=f"name one{names}", setting="cloud_model")
 
     async def _prompt(self, request: TextRequest, client: Client) -> str:
-        """Return messages and answer as one text; reasoning is closed unless the answer opens
-        it.
-        """
+        """Return messages and answer as one text; reasoning is closed unless it is begun."""
         messages = request.messages
         reasoning = request.answer.lstrip().startswith(THINK)
         text = self._rendered.get((reasoning, *messages))

@@ -24,7 +24,7 @@ FRESH_SECONDS = 1.0
 class VocabularyCheck:
     """Repeats the check of one engine's vocabulary after reconnections. Used in one event loop.
 
-    `passed`: the last check succeeded, so the engine has the vocabulary that was accepted.
+    `passed`: the last check succeeded, so the engine is the one that was accepted.
     """
 
     def __init__(self, engine: Engine, accept: Callable[[], Awaitable[object]]) -> None:
@@ -47,11 +47,12 @@ class VocabularyCheck:
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:
-        """Return `Engine.consult`, unless the engine has changed meanwhile.
+        """Return the result of `Engine.consult`, unless the engine has changed.
 
-        A repeated check runs beside the consult, so that nobody waits longer for a token; if it
-        fails, the completion is dropped. An engine that did not pass is sent nothing before it
-        does. Raises a `CloudError`, `OtherVocabulary` if the ids do not mean the same any more.
+        A repeated check runs beside the consult, so that nobody waits longer for a token; if the
+        check fails, the completion is dropped. An engine whose last check failed is sent no ids
+        before a check succeeds. Raises a `CloudError`; `OtherVocabulary` if the ids do not mean the
+        same any more.
         """
         try:
             if not self.passed:

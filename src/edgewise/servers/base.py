@@ -417,7 +417,7 @@ class EdgeServer(ABC):
     """The request that lists the server's slots; None if it has no such list."""
 
     def slots(self, data: bytes | None) -> list[tuple[object, int | None]]:
-        """Return, by a reply to `busy`, each busy slot's seed and tokens written so far."""
+        """Return each busy slot's seed and tokens written so far, from a reply to `busy`."""
         return []
 
     def loaded(self, model: ServedModel) -> Sequence[Request]:

@@ -335,10 +335,10 @@ class MlxModel(FolderModel):
         return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
 
     def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> list[Any]:
-        """Run `ids` after those in `cache`; return [logits, hidden], or [] if no `outputs`.
+        """Run `ids` after those in `cache`, and return [logits, hidden states].
 
-        Logits are [n, vocabulary], hidden states [n, d] or None: for all ids or the last, by
-        `outputs`.
+        Logits are [n, vocabulary], hidden states [n, d] or None, for the ids that `outputs` names;
+        with "none" the list is empty.
         """
         mx = self.mx
         with mx.stream(self.device):

@@ -105,9 +105,7 @@ def read_onnx_folder(folder: Path) -> tuple[OnnxDescription, dict[str, Any]]:
 
 @contextmanager
 def _checked_alone(folder: Path, config: dict[str, Any]) -> Generator[str]:
-    """Yield a private folder of the checked `config` and links to the files of `folder` but
-    JSON.
-    """
+    """Yield a private folder: the checked `config`, and links to all but `folder`'s JSON."""
     written = json.dumps(config, ensure_ascii=False, allow_nan=False)
     if "\\" in written:  # escapes, which not every parser reads alike
         raise damaged(folder / CONFIG, "has names with signs that no name has")
@@ -171,7 +169,7 @@ class OnnxCache(SequenceCache):
     def __init__(
         self, new: Callable[[], Any], outputs: tuple[str, str], *, rewinds: Rewinds = "anywhere"
     ) -> None:
-        """`new` makes a generator; `outputs` are the outputs for logits and hidden states."""
+        """`new` makes a generator; `outputs` names the graph's logits and hidden states."""
         self._new, self.rewinds = new, rewinds
         self._logits, self._hidden = outputs
         super().__init__()

@@ -87,9 +87,10 @@ class Forms:
         ]
 
     def open_from(self, text: str) -> tuple[int, bool] | None:
-        """Return where a placeholder may begin that is incomplete at the end of `text`, or None.
+        """Return the start of an incomplete placeholder at the end of `text`; None if there is
+        none.
 
-        The second value is whether it surely is a placeholder.
+        The second value is whether it surely is a placeholder, not only what may become one.
         """
         before = max(0, len(text) - _LONGEST)
         for found in self._open.finditer(text, before):
