@@ -167,9 +167,7 @@ class Engine(ABC):
         _, self.salted = await parallel(self._check_first_completion(ids), self.has_salt(ids))
 
     async def unchanged(self) -> bool:
-        """Return whether the engine is still what was probed. Raises a `CloudError` if not
-        ready.
-        """
+        """Return whether the engine is as it was probed. Raises a `CloudError` if not ready."""
         checks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
         expected: list[object] = [None, self.described, self._joint_ids]
         if self.watched:
@@ -178,8 +176,7 @@ class Engine(ABC):
         return await parallel(*checks) == expected
 
     def compare_strings(self, tokenizer: Tokenizer) -> str:
-        """Compare the fixed strings' ids, as probed, with those of `tokenizer`; return the result
-        in words.
+        """Return in words how the fixed strings' ids compare with those of `tokenizer`.
 
         Raises `VocabularyMismatch` if they differ, or the engine does not tokenize.
         """

@@ -387,13 +387,13 @@ class EdgeServer(ABC):
     ) -> ServedModel | None:
         """Return the `model` served at `url`, by the `replies` to `asks`; None: another program.
 
-        `model` None is the only one served; `context` is the wanted one. Raises `UsageError` for a
-        model or a context that the server does not have.
+        With `model` None the server must have only one. `context` is the wanted context in tokens.
+        Raises `UsageError` for a model or a context that the server does not have.
         """
 
     @abstractmethod
     def stream(self, asked: WantedStream) -> Request:
-        """Return the request for tokens."""
+        """Return the request for tokens, as a stream or as a whole reply (`asked.stream`)."""
 
     @abstractmethod
     def streamed(self, data: bytes) -> Event | None:
@@ -434,7 +434,7 @@ class EdgeServer(ABC):
 
 
 def chosen(url: str, model: str | None, names: Sequence[str]) -> str:
-    """Return the one of `names` that is `model`, or the only one for None. Raises `UsageError`."""
+    """Return the served name for `model`, or the only one if it is None. Raises `UsageError`."""
     if model is None and len(names) == 1:
         return names[0]
     if found := named(names, model):

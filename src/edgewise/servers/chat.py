@@ -67,7 +67,7 @@ def temperature_of(drawn: Mapping[str, Any]) -> Fields:
 
 
 class OpenAiServer(OpenAiReplies):
-    """OpenAI, Gemini, OpenRouter and most other chat APIs: whole replies, no continuation."""
+    """OpenAI, Gemini, OpenRouter and most chat APIs: they cannot continue a begun answer."""
 
     name, reads, filters = "OpenAI chat", True, _NONE
 

@@ -45,8 +45,8 @@ _WHY: tuple[tuple[type[BaseException], str], ...] = (
 def client_options(key: str | None, timeout: httpx2.Timeout | None = None) -> dict[str, Any]:
     """Return the arguments of an httpx client that sends `key` as a bearer token.
 
-    No cookies: they would tell a cloud which answers belong to one user. No environment: a ~/.netrc
-    would send its password to the host.
+    Cookies are refused: they would tell a cloud which answers belong together. The environment is
+    ignored: a ~/.netrc would send the host a password.
     """
     bearer = {"Authorization": f"Bearer {key}"} if key else {}
     return {

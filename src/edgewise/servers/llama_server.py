@@ -232,7 +232,7 @@ class LlamaCppServer(IdServer, EdgeServer):
 
 
 class LlamaCppText(TextServer):
-    """llama-server, by text: `/apply-template` renders the messages, then `/completion`."""
+    """llama-server, by text: `/apply-template` renders messages, `/completion` continues."""
 
     name, owner, prompts, names = "llama-server", "llamacpp", True, False
 
@@ -263,7 +263,7 @@ class LlamaCppText(TextServer):
 
 
 def ordered(drawn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return sampling fields, with llama.cpp's samplers in the order that Edgewise has."""
+    """Return sampling fields, with `samplers` in the order in which Edgewise applies its own."""
     if "top_p" not in drawn:
         return drawn
     return {**drawn, "samplers": ["temperature", "top_k", "top_p", "min_p"]}

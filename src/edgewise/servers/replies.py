@@ -70,7 +70,10 @@ def only(choices: Sequence[_T]) -> _T:
 
 
 def has_ended(reason: str | None) -> bool:
-    """Return whether the model ended its answer; raise `Fault` for a filter, tool call or error."""
+    """Return whether a finish `reason` says that the model ended its answer by itself.
+
+    Raises `Fault` for a reply stopped by a content filter, for a tool call, or an engine's error.
+    """
     if reason in _FILTERED:
         raise Fault("a reply that its content filter stopped", CloudRejected)
     if reason in _TOOLS:
@@ -81,7 +84,11 @@ def has_ended(reason: str | None) -> bool:
 
 
 def was_ended(reason: str | None) -> bool:
-    """Return `has_ended`, False only for a text cut at its limit; other reasons raise `Fault`."""
+    """Return whether the model ended its answer, like `has_ended`, or the text was cut at its
+    limit.
+
+    Raises `Fault` as `has_ended` does, and for a `reason` that is neither.
+    """
     ended = has_ended(reason)
     if not ended and reason not in _CUT:
         raise Fault(f"the unknown finish_reason {reason!r:.50}")

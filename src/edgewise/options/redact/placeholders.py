@@ -87,8 +87,7 @@ class Forms:
         ]
 
     def open_from(self, text: str) -> tuple[int, bool] | None:
-        """Return the start of an incomplete placeholder at the end of `text`; None if there is
-        none.
+        """Return where an incomplete placeholder at the end of `text` starts, or None.
 
         The second value is whether it surely is a placeholder, not only what may become one.
         """
