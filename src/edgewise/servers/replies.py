@@ -84,8 +84,7 @@ def has_ended(reason: str | None) -> bool:
 
 
 def was_ended(reason: str | None) -> bool:
-    """Return whether the model ended its answer, like `has_ended`, or the text was cut at its
-    limit.
+    """Return True if the model ended its answer, False if the text was cut at its limit.
 
     Raises `Fault` as `has_ended` does, and for a `reason` that is neither.
     """
