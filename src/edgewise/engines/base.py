@@ -1,7 +1,7 @@
-"""The contract of an engine that serves a large model, whatever its dialect.
+"""The contract of an engine: a server of a large model, whatever its API.
 
-An `Engine` is asyncio code without a thread of its own. On the device `EngineCloud` runs one in an
-I/O thread and implements `CloudModel`; the gateway runs many in its event loop.
+An `Engine` is asyncio code without a thread of its own. On the device, `EngineCloud` runs one in an
+I/O thread and implements `CloudModel` with it; the gateway runs many in its event loop.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ __all__ = ["NOBODY", "TOP", "Client", "Described", "Engine", "Watched"]
 PROBE_SECONDS = 30.0
 
 REQUEST_ID = "X-Request-Id"
-"""The header that names a request, there and back."""
+"""The HTTP header with a request's id, in requests and in replies."""
 
 # All fixed strings at once: one request shows whether a vocabulary is still the same.
 _ALL = "\n".join(PROBES)
@@ -34,11 +34,13 @@ _ANY_IDS = (1, 2, 3)
 
 
 class Client(msgspec.Struct, frozen=True):
-    """Whose consult it is: `session` keeps a replica's cache warm, `salt` keeps tenants apart.
+    """The sender of a consult (one request to the cloud model), and how long it waits.
 
-    `tenant` is a gateway's key: keys that share an engine must not learn what others ask.
-    `sent` counts what travels. `request_id` names the consult in the engine's log. `end` is until
-    when it is waited for, by the monotonic clock; None: an engine that is busy is not asked again.
+    `session` is a routing key to a replica with a warm cache. `tenant` is the gateway key on whose
+    behalf it is asked: tenants must not learn each other's prompts from a shared engine, and `salt`
+    separates their prefix caches. `sent` counts the ids and bytes that travel. `request_id` names
+    the consult in the engine's log. `end` is the deadline, in seconds of the monotonic clock; with
+    None, a busy engine is not asked again.
     """
 
     session: str = ""
@@ -49,12 +51,12 @@ class Client(msgspec.Struct, frozen=True):
     end: float | None = None
 
     def waits(self, seconds: float) -> bool:
-        """Whether there is time left after so many seconds."""
+        """Return whether the deadline is more than `seconds` away."""
         return self.end is not None and time.monotonic() + seconds < self.end
 
     @property
     def headers(self) -> dict[str, str]:
-        """Request and session id, as fleet routers (Ray Serve, vLLM, llm-d, SGLang) read them."""
+        """HTTP headers with request and session id, as Ray Serve, vLLM and SGLang read them."""
         named = {REQUEST_ID: self.request_id} if self.request_id else {}
         if not self.session:
             return named
@@ -62,32 +64,33 @@ class Client(msgspec.Struct, frozen=True):
 
 
 NOBODY = Client()
+"""The client of requests that belong to no session, such as probes."""
 
 
 class Watched(NamedTuple):
-    """Ids and the text that an engine made of them, to see whether it still does."""
+    """Ids and the text that an engine made of them, to compare again later."""
 
     ids: Sequence[int]
     text: str
 
 
 class Engine(ABC):
-    """An engine. Methods run in one event loop; `close` closes its connections.
+    """A server of a large model. All methods run in one event loop.
 
-    `vocabulary` holds the ids of the fixed strings (`edgewise.edge.base.PROBES`) once the engine
-    was probed, None where it does not tokenize; `described` is what it said of its model then, and
-    `salted` whether it can keep the prefix caches of several tenants apart.
-    `watched` are ids of which it must go on making the same text, once they were compared.
-    `connected` is called when a connection was opened, for an engine that is somewhere else.
+    After `probe`, `vocabulary` holds the engine's ids of the fixed strings
+    `edgewise.edge.base.PROBES` (None if it does not tokenize), `described` what it reports of its
+    model, and `salted` whether it can keep the prefix caches of tenants apart. `watched`, set by
+    whoever compares vocabularies, are ids of which it must go on making the same text. `connected`
+    is called whenever a connection to a remote engine is opened.
     """
 
     dialect: str
 
     verifies: bool = False
-    """Whether it has `verify`."""
+    """Whether the engine has `verify`."""
 
     reads_once: bool = False
-    """Whether it is billed once for a verification, and not for each token as a prompt or more."""
+    """Whether a verification is billed as one prompt, not as one for each token."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -102,60 +105,60 @@ class Engine(ABC):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """`n` tokens after `ids`. An engine may keep an end token to itself: see `with_end`."""
+        """Return `n` tokens after `ids`. Some engines leave an end token out: see `with_end`."""
 
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """No tokens, but `verified`: what the model says of each of the last `count` of `ids`.
+        """Return what the model says of each of the last `count` of `ids`, in `verified`.
 
-        Others come before them. `Verified.id` is the likeliest, with a temperature too: none of
-        these engines draws at every position. Raises a `CloudError`.
+        The completion has no tokens. `Verified.id` is the likeliest id even with a temperature,
+        since no engine draws at every position. Raises a `CloudError`.
         """
         raise CloudRejected(f"The engine at {self.url!r} cannot verify tokens.")
 
     async def consult(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:
-        """`verify` of the last so many ids, else `complete`."""
+        """Verify the last `verify` of `ids`, or with 0 return `n` tokens after them."""
         if verify:
             return await self.verify(ids, verify, sampling, client)
         return await self.complete(ids, n, sampling, client)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        """Fill the prefix cache; the one token that most engines must write for it is dropped."""
+        """Fill the prefix cache with `ids`; a token that an engine must write is dropped."""
         await self.complete(ids, 1, Sampling(), client)
 
     @abstractmethod
     async def tokenize(self, text: str) -> list[int] | None:
-        """Ids of `text` without special tokens; None where the engine does not tokenize."""
+        """Return the ids of `text` without special tokens; None if the engine does not tokenize."""
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
-        """The text of `ids`, control tokens shown, or None; raises a `CloudError`."""
+        """Return the text of `ids` with visible control tokens, or None. Raises a `CloudError`."""
         return None
 
     async def end_text(self) -> str | None:
-        """Text of the token that ends its answers; None if unknown."""
+        """Return the text of the token that ends the model's answers; None if unknown."""
         return None
 
     @abstractmethod
     async def describe(self) -> Described:
-        """Describes its model; raises a `CloudError` if the engine is not of this dialect."""
+        """Return the model's description. Raises a `CloudError` for another server program."""
 
     @abstractmethod
     async def ready(self) -> None:
-        """Raises a `CloudError` unless the engine can answer."""
+        """Raise a `CloudError` unless the engine can answer."""
 
     @abstractmethod
     async def close(self) -> None:
         """Close the connections."""
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        """Whether prefix caches can be kept apart."""
+        """Return whether a salt can keep prefix caches apart, by completing `ids` if need be."""
         return False
 
     async def probe(self) -> None:
-        """Find out what the engine can do; raises `CloudRejected` for one that takes no ids."""
+        """Find out what the engine can do. Raises `CloudRejected` if it does not take ids."""
         _, self.described = await parallel(self.ready(), self.describe())
         self.watched = None
         *each, self._joint_ids = await parallel(*(self.tokenize(text) for text in (*PROBES, _ALL)))
@@ -164,7 +167,7 @@ class Engine(ABC):
         _, self.salted = await parallel(self._check_first_completion(ids), self.has_salt(ids))
 
     async def unchanged(self) -> bool:
-        """Whether what answers is what was probed; raises a `CloudError` where it is not ready."""
+        """Return whether the engine is as it was probed. Raises a `CloudError` if not ready."""
         checks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
         expected: list[object] = [None, self.described, self._joint_ids]
         if self.watched:
@@ -173,7 +176,10 @@ class Engine(ABC):
         return await parallel(*checks) == expected
 
     def compare_strings(self, tokenizer: Tokenizer) -> str:
-        """Compare the fixed strings, after a probe; says how. Raises `VocabularyMismatch`."""
+        """Return in words how the fixed strings' ids compare with those of `tokenizer`.
+
+        Raises `VocabularyMismatch` if they differ, or the engine does not tokenize.
+        """
         if self.vocabulary is None:
             raise VocabularyMismatch(
                 f"The engine at {self.url!r} does not report its tokenizer, so its vocabulary "
@@ -186,6 +192,7 @@ class Engine(ABC):
         return f"{len(PROBES)} strings have the same ids at the engine"
 
     def mismatch(self, what: str) -> VocabularyMismatch:
+        """Return the error for other vocabularies; `what` follows "The cloud model at URL"."""
         return VocabularyMismatch(
             f"The cloud model at {self.url!r} {what}, so their vocabularies differ",
             hint="choose two models of one family, or name its own tokenizer",
@@ -205,7 +212,7 @@ class Engine(ABC):
 
 
 async def parallel(*work: Awaitable[Any]) -> list[Any]:
-    """All results, once all have ended; raises what the first listed of those that failed did."""
+    """Return all results once all have ended; if any failed, raise the first failure in order."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -214,11 +221,11 @@ async def parallel(*work: Awaitable[Any]) -> list[Any]:
 
 
 def nobody() -> None:
-    """Stands for a callback that is not set."""
+    """Do nothing: the default callback."""
 
 
 def drawn(sampling: Sampling, position: int) -> Mapping[str, Any]:
-    """Sampling fields, with the names that most servers share; greedy without a draw."""
+    """Return sampling fields, as most servers name them, with the seed for this `position`."""
     if sampling.greedy:
         return GREEDY
     return {

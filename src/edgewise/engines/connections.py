@@ -1,6 +1,6 @@
-"""Addresses of clouds: which are allowed, by which proxy they are reached, why they are not.
+"""Connections to cloud models: allowed addresses, the proxy to use, and reasons for failure.
 
-A proxy of the environment sees encrypted bytes alone.
+A proxy from the environment is used for https only, so that it sees nothing but encrypted bytes.
 """
 
 import asyncio
@@ -25,7 +25,10 @@ _EXEMPT = "check the proxy, or add the cloud's host to NO_PROXY"
 
 
 def checked_address(url: str) -> str:
-    """Strips what is pasted after an address. Raises `UsageError`, for an unusable proxy too."""
+    """Return `url` without an endpoint's path, which is often pasted with it. Raises `UsageError`.
+
+    The error is raised for an unusable address, one with a password, or an unusable proxy for it.
+    """
     require_keyless(url)
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -35,7 +38,7 @@ def checked_address(url: str) -> str:
 
 
 def require_keyless(url: str, role: str = "cloud") -> None:
-    """Raises `UsageError`, which does not show it, for an address with a user or a password."""
+    """Raise `UsageError` for an address with a user or password, which the error does not show."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
@@ -48,7 +51,7 @@ def require_keyless(url: str, role: str = "cloud") -> None:
 
 
 def unreachable(url: str, error: Exception) -> CloudUnavailable:
-    """The error for a connection that could not be made or kept."""
+    """Return the error for a connection that could not be made or kept."""
     if (reason := why(error)) == UNTRUSTED:
         return CloudUnavailable(
             f"The certificate of {url!r} is not trusted",
@@ -65,11 +68,11 @@ def unreachable(url: str, error: Exception) -> CloudUnavailable:
 
 
 def proxy_of(url: str) -> tuple[str, str | None]:
-    """The variable that names a proxy for `url` ("" if none does), and the proxy if it is used.
+    """Return the variable that names a proxy for `url` ("" if none), and the proxy if it is used.
 
-    Only `https` goes by it: the proxy sees the host's name and encrypted bytes. Of `http` it would
-    read everything. This machine is asked directly, and so are the hosts in NO_PROXY. Raises
-    `UsageError` for a proxy that cannot be used: going around it may be what nobody wants.
+    A proxy is used for `https` only: of `http` it could read everything. This machine and the hosts
+    in NO_PROXY are connected to directly. Raises `UsageError` for a proxy that cannot be used:
+    connecting around it may be what nobody wants.
     """
     parts, known = urlsplit(url), getproxies_environment()
     host, kind = parts.hostname or "", parts.scheme if parts.scheme in known else "all"
@@ -101,9 +104,10 @@ def _is_here(host: str) -> bool:
 
 
 def connections(url: str) -> httpcore2.AsyncConnectionPool:
-    """Connections to a cloud, by the environment's proxy if it has one for it.
+    """Return a connection pool to a cloud, through the environment's proxy if there is one for it.
 
-    It is what httpx stands on: a request costs a third of its time, and keeps and follows nothing.
+    This is the layer below httpx: a request takes a third of the time, and no cookie or redirect is
+    kept or followed.
     """
     tls, proxy, address = ssl.create_default_context(), None, proxy_of(url)[1]
     if address is not None:
@@ -122,7 +126,7 @@ def connections(url: str) -> httpcore2.AsyncConnectionPool:
 
 
 class _Network(httpcore2.AsyncNetworkBackend):
-    """Connections of asyncio's own."""
+    """Opens connections by asyncio's own streams."""
 
     async def connect_tcp(self, host: str, port: int, *_: Any, **__: Any) -> "_Stream":
         # What races may leave a socket open where it is cancelled; this machine needs none.
@@ -135,9 +139,9 @@ class _Network(httpcore2.AsyncNetworkBackend):
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
-    """Sends a request in one piece, when its reply is read.
+    """A connection that sends a request in one piece, once its reply is read.
 
-    Between what was counted as it was handed over and its way out nothing can be cancelled.
+    So a request cannot be cancelled between the time it is counted and the time it is sent.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

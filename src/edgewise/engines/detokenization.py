@@ -1,9 +1,8 @@
-"""Compares all ids of a vocabulary with an engine that detokenizes.
+"""Compares all ids of a vocabulary with those of an engine that detokenizes.
 
-One `/detokenize` request covers many ids. Their order and separators (a known letter) make it
-impossible for different ids to give the same text.
-
-Control tokens are compared first: generations of a family differ in them.
+One `/detokenize` request covers many ids, in an order of our own and with a known letter beside
+those that have no plain text, so that no other ids could give the same text. Control tokens are
+compared first: generations of a model family differ in them.
 """
 
 import asyncio
@@ -18,16 +17,16 @@ from edgewise.engines.base import Client, Engine, Watched, parallel
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected
 
 COMPARE_SECONDS = 20.0
-"""Timeout of comparing; ids compared until then count."""
+"""Timeout in seconds of the whole comparison; ids compared until then count."""
 
 CONTROL = 2048
-"""Control tokens, and ids that stand for nothing, that are compared first, and after reconnects."""
+"""How many control tokens and empty ids are compared first, and again after reconnects."""
 
 AT_ONCE = 12_288
-"""Ids of one request."""
+"""How many ids one request compares."""
 
 BEYOND = 512
-"""So many ids after the last one must have no text."""
+"""How many ids after the vocabulary's last must have no text at the engine."""
 
 _BEFORE, _SHOWN = 8, 40
 
@@ -38,14 +37,14 @@ _TIDIED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class Detokenization:
-    """The expected text of every id.
+    """The text that every id of a tokenizer is expected to give.
 
-    `nothing`: ids with empty text (padding). `control`: control tokens and `nothing`, compared
-    first. `words`: all other ids, shuffled.
+    `nothing` are the ids without text (padding). `control` are the control tokens and `nothing`,
+    compared first; `words` are all other ids, shuffled. `ends` are the texts of end tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Reads every id: a tenth of a second or more."""
+        """Read the text of every id, which takes a tenth of a second or more."""
         self.size = tokenizer.size
         self._special = dict(tokenizer.special)
         self._pieces = {t: tokenizer.piece(t) for t in range(self.size) if t not in self._special}
@@ -59,11 +58,12 @@ class Detokenization:
         random.Random(0).shuffle(self.words)
 
     def text(self, token: int) -> str:
+        """Return the text of one id, as engines write it: control tokens visible, padding empty."""
         piece = self._pieces.get(token, b"").decode("utf-8", "replace")
         return _PADDING.sub("", self._special.get(token, piece))
 
     def request(self, tokens: Sequence[int]) -> tuple[list[int], str]:
-        """Ids that show `tokens`, and the text that they make together."""
+        """Return ids that contain `tokens` with separators, and the text they should give."""
         letter = self._letter
         ids = [letter]
         for token in tokens:
@@ -76,12 +76,15 @@ class Detokenization:
         return ids, "".join(map(self.text, ids))
 
     def missing(self, size: int) -> int | None:
-        """The first id from `size` on that is written as something."""
+        """Return the first id from `size` on that has a text, or None."""
         return next((token for token in range(size, self.size) if self.text(token)), None)
 
 
 async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
-    """How many ids are the same, as a sentence's end. Raises `VocabularyMismatch`, `CloudError`."""
+    """Compare all ids with the engine's, and return the result as the end of a sentence.
+
+    Raises `VocabularyMismatch`, or a `CloudError` if the engine cannot be reached.
+    """
     texts = detokenization_of(tokenizer)
     words = list[int]()
     try:
@@ -100,7 +103,7 @@ async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
 
 
 async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> bool:
-    """Whether the engine detokenizes; adds to `words` how many each request showed to be alike."""
+    """Return whether the engine detokenizes; add to `words` how many ids each request matched."""
     client = Client(end=time.monotonic() + COMPARE_SECONDS)
     size = engine.described.size
     missing = None if size is None else texts.missing(size)
@@ -150,15 +153,18 @@ def _divided(tokens: Sequence[int]) -> list[Sequence[int]]:
 
 
 async def _require_end(engine: Engine, texts: Detokenization) -> None:
-    """Raises `VocabularyMismatch` if the cloud's end token does not end the edge's answers."""
+    """Raise `VocabularyMismatch` if the cloud model's end token is not one of the edge model's."""
     end = await engine.end_text()
     if end and end not in texts.ends:
         raise engine.mismatch(f"ends an answer with {end[:_SHOWN]!r}, unlike the edge model")
 
 
 def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:
-    """The first difference of an engine's text and the expected one, however it shows what is no
-    text; None where they agree. Of `control` blanks do not count: some engines add them."""
+    """Return where `said`, an engine's text, differs from the expected `own`; None if they agree.
+
+    The result is an excerpt of each. Engines may show broken characters otherwise; with `control`,
+    blanks do not count either, since some engines add them around control tokens.
+    """
     one, other = _shown(said, control=control), _shown(own, control=control)
     if one in (other, _tidied(other)):
         return None
@@ -170,6 +176,7 @@ def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:
 
 @once
 def detokenization_of(tokenizer: Tokenizer) -> Detokenization:
+    """Return the expected texts of a tokenizer, read once and kept."""
     return Detokenization(tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""Engines over HTTP: JSON both ways, and a `CloudError` for whatever goes wrong."""
+"""Engines over HTTP, with JSON in both directions. Every problem is raised as a `CloudError`."""
 
 import asyncio
 import difflib
@@ -63,14 +63,14 @@ _HINTS = {402: "see to the account's balance", **dict.fromkeys(_ELSEWHERE, _CHEC
 _BEGINS = "http11.send_request_body.started"
 
 MAX_REQUEST_ID = 64
-"""Longest request id that is kept of an engine's, characters."""
+"""Most characters that are kept of an engine's request id."""
 
 _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 
 
 @contextmanager
 def reading(url: str) -> Generator[None]:
-    """Makes a `CloudError` of a `Fault` in a reply from `url`."""
+    """Turn a `Fault` that is raised inside the block into a `CloudError` that names `url`."""
     try:
         yield
     except Fault as fault:
@@ -79,10 +79,13 @@ def reading(url: str) -> Generator[None]:
 
 
 class Endpoint:
-    """An address that speaks JSON; connections are opened when they are needed and kept a while."""
+    """A server at `url` that speaks JSON; connections are opened when needed and kept a while."""
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
-        """Raises `UsageError` for no address. `listed` are all models once they were asked for."""
+        """Check `url` without connecting. Raises `UsageError` if it is not an address.
+
+        `listed` will hold the names of all served models, once they were requested.
+        """
         self.url, self.model = checked_address(url), model
         self.listed: list[str] = []
         self._bearer: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
@@ -97,7 +100,11 @@ class Endpoint:
     async def send(
         self, request: Request, client: Client = NOBODY, *, billable: bool = True
     ) -> bytes:
-        """The reply to a request (`billable`: see `Outgoing.add`); raises a `CloudError`."""
+        """Send a request and return the reply's body. Raises a `CloudError`.
+
+        An overloaded server that names a delay is asked again if `client` waits for that long.
+        `billable`: see `Outgoing.add`.
+        """
         if request.body is None:
             return await self._twice(_Sending("GET", request))
         sending = _Sending("POST", request, msgspec.json.encode(request.body), client, billable)
@@ -110,13 +117,13 @@ class Endpoint:
         return await self._twice(sending)
 
     def reading(self) -> AbstractContextManager[None]:
-        """Makes a `CloudError` of a `Fault`."""
+        """Turn a `Fault` that is raised inside the block into a `CloudError`."""
         return reading(self.url)
 
     async def _twice(self, sending: "_Sending") -> bytes:
-        """Retried once, where a kept connection was closed under us before any reply.
+        """Send a request, and once more if a kept connection turns out to be closed.
 
-        Over a new connection the request may have been read, computed and billed: never again.
+        A new connection is never retried: the request may have been read, computed and billed.
         """
         try:
             try:
@@ -184,7 +191,7 @@ class Endpoint:
         return problem
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
-        """The error for a reply that declines the request itself."""
+        """Return the error for a reply that declines the request itself, such as an HTTP 400."""
         said = words_of(body)
         reason = f" (HTTP {status}: {said!r})"
         if self.model is not None and _NO_MODEL.search(said):
@@ -199,7 +206,7 @@ class Endpoint:
 
 
 class HttpEngine(Endpoint, Engine):
-    """Implements `Engine` over a server that takes ids."""
+    """An `Engine` over HTTP, for any server that takes token ids."""
 
     def __init__(
         self, server: IdServer, url: str, *, key: str | None = None, model: str | None = None
@@ -227,6 +234,7 @@ class HttpEngine(Endpoint, Engine):
             return self.server.scored(reply, ids[-count:])
 
     async def consulted(self, request: Request, client: Client) -> bytes:
+        """Send a consult (a request to the cloud model) and return the reply's body."""
         return await self.send(request, client)
 
     async def _wanted(self, ids: Sequence[int], n: int, client: Client = NOBODY) -> Wanted:
@@ -253,11 +261,11 @@ class HttpEngine(Endpoint, Engine):
             return self.server.detokenized(reply)
 
     async def named(self) -> str | None:
-        """The model that requests about text name."""
+        """Return the name of the model for requests to tokenize and detokenize."""
         return await self.model_name()
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        """Whether a request may have a text as salt and no number: some ignore the field."""
+        """Return whether the server reads `cache_salt`: it takes a text and declines a number."""
         wanted = await self._wanted(ids, 1)
 
         async def takes(salt: object) -> bool:
@@ -273,13 +281,16 @@ class HttpEngine(Endpoint, Engine):
         return text and not number
 
     async def model_name(self) -> str | None:
-        """The served model, asked anew by each probe; None where it does not say."""
+        """Return the served model's name; None if the engine does not report it."""
         if self.described.model is None:
             self.described = await self.describe()
         return self.described.model
 
     async def describe(self) -> Described:
-        """Empty without a list of models. Refuses an adapter that would not be what answers."""
+        """Return the engine's report on its model, an empty one if it lists no models.
+
+        Raises `CloudRejected` for an adapter where the engine would answer as its base model.
+        """
         try:
             served = await served_model(self)
         except (CloudProtocolError, CloudRejected):
@@ -307,7 +318,7 @@ class HttpEngine(Endpoint, Engine):
 
 @dataclass
 class _Sending:
-    """A request and how it travels. `kept`: over a connection that an earlier one had made."""
+    """A request being sent. `kept`: over a connection that an earlier request had opened."""
 
     method: str
     request: Request
@@ -326,7 +337,7 @@ class _Sending:
         return {**plain, **self.client.headers, "Content-Type": "application/json"}
 
     def count(self) -> None:
-        """Bytes are handed to a connection, at each attempt; raises a `CloudError`."""
+        """Count the bytes handed to a connection, at each attempt. Raises a `CloudError`."""
         if self.data is not None and self.client.sent is not None:
             ids, again = self.request.ids, self.counted
             self.client.sent.add(ids, self.data, billable=self.billable, again=again)
@@ -334,7 +345,7 @@ class _Sending:
 
 
 async def served_models(endpoint: Endpoint) -> list[ListedModel]:
-    """Models that an engine serves, at least one; raises a `CloudError`."""
+    """Return the models that a server lists, at least one. Raises a `CloudError`."""
     reply = await endpoint.send(MODELS)
     with endpoint.reading():
         models = decoded(reply, ListedModels).data
@@ -344,7 +355,7 @@ async def served_models(endpoint: Endpoint) -> list[ListedModel]:
 
 
 async def served_model(endpoint: Endpoint) -> ListedModel:
-    """The model that was named, else the first that an engine serves; raises a `CloudError`."""
+    """Return the endpoint's model, or the first listed if it names none. Raises a `CloudError`."""
     models = await served_models(endpoint)
     model = model_named(models, endpoint.model)
     if model is None:
@@ -355,7 +366,7 @@ async def served_model(endpoint: Endpoint) -> ListedModel:
 def not_served(
     url: str, model: str | None, names: Sequence[str], status: str = ""
 ) -> CloudRejected:
-    """The error for a `model` that is not among the `names`; `status` is added to it."""
+    """Return the error for a `model` that is not among `names`; `status` is appended to it."""
     listed = f"name one that it serves: {shown(names, str(model))}" if names else "name another"
     return CloudRejected(
         f"{url!r} serves no model {model!r}{status}", hint=listed, setting="cloud_model"
@@ -363,13 +374,13 @@ def not_served(
 
 
 def model_named(models: Sequence[ListedModel], model: str | None) -> ListedModel | None:
-    """The model of that name, or None; the first where `model` is None."""
+    """Return the model of that name, or the first if `model` is None; None if there is none."""
     name = named([entry.id for entry in models], model)
     return next((entry for entry in models if model is None or entry.id == name), None)
 
 
 def shown(names: Sequence[str], like: str = "") -> str:
-    """Some of many names, those that are `like` one first."""
+    """Return some of many names for a message, those that resemble `like` first."""
     close = difflib.get_close_matches(like, names[:_MOST_COMPARED], _MOST_SHOWN, cutoff=0.5)
     some = list(dict.fromkeys([*close, *names]))[:_MOST_SHOWN]
     listed = ", ".join(repr(name[:LONGEST_NAME]) for name in some)
@@ -377,20 +388,26 @@ def shown(names: Sequence[str], like: str = "") -> str:
 
 
 class Declined(CloudRejected):
-    """Declined by its HTTP status, for the reason `said`; `elsewhere`: nothing is at the path."""
+    """The server declined the request by its HTTP status.
+
+    `said` is its reason in words. `elsewhere`: it has nothing at this path (404, 405).
+    """
 
     said: str = ""
     elsewhere: bool = False
 
 
 class Redirected(CloudRejected):
-    """The address leads to another, which may be anybody's: keys and prompts do not follow."""
+    """The address redirects elsewhere, to anybody perhaps: keys and prompts are not sent there."""
 
 
 def not_now(
     url: str, status: int, request_id: str | None = None, later: float | None = None
 ) -> CloudError | None:
-    """The error for a status about the address, the key or overload; `later` from `Retry-After`."""
+    """Return the error for a status about address, key or overload; None for any other.
+
+    `later` are the seconds of the `Retry-After` header.
+    """
     request_id = bounded(request_id)
     if 300 <= status < 400:
         return Redirected(
@@ -416,7 +433,7 @@ def not_now(
 
 
 def bounded(request_id: str | None) -> str | None:
-    """A request id that is safe in a frame, a log and a terminal."""
+    """Return a request id that is safe to show in a log or a terminal: short, printable ASCII."""
     if not request_id:
         return None
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in request_id)[
@@ -425,6 +442,6 @@ def bounded(request_id: str | None) -> str | None:
 
 
 def seconds_of(header: str | None) -> float | None:
-    """Seconds of a `Retry-After`; None where there are none (a date is not read)."""
+    """Return the seconds in a `Retry-After` header; None for a date or anything else."""
     said = (header or "").strip()
     return float(said) if _SECONDS.fullmatch(said) else None

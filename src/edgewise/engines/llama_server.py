@@ -1,7 +1,7 @@
-"""The large model behind a llama-server, and its slots.
+"""The engine of a llama-server, with its slots shared by several tenants.
 
-A slot reuses whatever prompt it holds, whoever sent it, and response times reveal how much was
-reused. So a request may only reuse what its own tenant has put there.
+A slot reuses the prompt that it holds, whoever sent it, and response times reveal how much was
+reused. So a request may only reuse what its own tenant (a key of the gateway) has put there.
 """
 
 import asyncio
@@ -25,20 +25,23 @@ from edgewise.servers.llama_server import LlamaCppServer, Props
 _MADE_UP, _NOTED = 32, 16
 
 LINGER_SECONDS = 60.0
-"""Longest time until the server may still start a request that was cancelled."""
+"""Seconds in which the server may still start a request that was cancelled."""
 
 _UNKNOWN = ""
 
 
 class Place(NamedTuple):
-    """The slot of a request; `reuse` if it holds nothing of another tenant."""
+    """The number of the slot for a request; `reuse` if no other tenant's prompt is in that slot."""
 
     slot: int
     reuse: bool
 
 
 class _Slot:
-    """`holds`: tenants whose prompts it may hold; `pending`: until when requests may still run."""
+    """A slot of the server, and the tenants (`holds`) whose prompts it may hold.
+
+    `pending` says until when cancelled requests of a tenant may still run in it.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -50,11 +53,11 @@ class _Slot:
 
 
 class SlotTable:
-    """Slots of one server, each with one request at a time; the server would queue them too.
+    """The slots of one server, with at most one request of ours in each. Used in one event loop.
 
-    A session keeps its slot until another needs it: where slots are short, the one that was free
-    for longest is given away. Only a request that reused nothing and was answered in full proves
-    that a slot is rid of what it held. Used in one event loop.
+    A session keeps its slot until another session needs it; then the slot that was idle for longest
+    is given away. A slot counts as free of another tenant's prompt only after a request that reused
+    nothing was answered in full.
     """
 
     def __init__(self, slots: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -68,7 +71,7 @@ class SlotTable:
 
     @asynccontextmanager
     async def place(self, session: str, tenant: str) -> AsyncGenerator[Place]:
-        """A slot until the block ends; waits for one. The block is the request and its answer."""
+        """Wait for a slot, and hold it while the block sends a request and reads the reply."""
         async with self._free:
             slot = self._chosen(session, tenant)
             others = self._others_pending(slot, tenant)
@@ -90,7 +93,7 @@ class SlotTable:
                 slot.busy, slot.used = False, next(self._uses)
 
     def _chosen(self, session: str, tenant: str) -> _Slot:
-        """The session's own; else the one free for longest, if possible without others pending."""
+        """Return the session's own slot, else the one idle longest, best without others pending."""
         free = [slot for slot in self._slots if not slot.busy]
         own = next((slot for slot in free if slot.session == session), None)
         if own is not None:
@@ -98,14 +101,14 @@ class SlotTable:
         return min(free, key=lambda slot: (bool(self._others_pending(slot, tenant)), slot.used))
 
     def _others_pending(self, slot: _Slot, tenant: str) -> set[str]:
-        """Other tenants whose requests may yet run in the slot."""
+        """Return the other tenants whose cancelled requests may still run in the slot."""
         now = self._clock()
         slot.pending = {name: end for name, end in slot.pending.items() if end > now}
         return slot.pending.keys() - {tenant}
 
 
 class LlamaServerEngine(HttpEngine):
-    """Implements `Engine`. It has no salt and no priority; the prefix cache is per slot.
+    """A llama-server as an `Engine`. It has no cache salt; each slot has a prefix cache.
 
     A client with a tenant is given a slot and reuses only what its own tenant left there, or
     nothing at a server that mixes up its slots' prompts (`--cache-ram` does). Without a tenant the
@@ -131,10 +134,11 @@ class LlamaServerEngine(HttpEngine):
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """See `Engine.verify`. As dear as writing the ids: a decode step each.
+        """Verify as `Engine.verify`, at the cost of writing the ids: a decode step for each.
 
-        It declines one with an end token inside, an old one declines any, and of what it drafted
-        it tells nothing: then it is asked for one at a time.
+        The server declines ids with an end token inside, an old one declines all, and it reports
+        nothing of tokens that its own draft model wrote. In these cases the ids are verified one at
+        a time.
         """
         try:
             return await super().verify(ids, count, sampling, client)
@@ -169,7 +173,7 @@ class LlamaServerEngine(HttpEngine):
             return None
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """The reply to a request, for which nothing of another tenant's is reused."""
+        """Send a consult and return the reply's body; no prompt of another tenant is reused."""
         if not client.tenant:
             return await self._posted(request, client, cache_prompt=True)
         slots, apart = await self._slot_use()
@@ -198,7 +202,7 @@ class LlamaServerEngine(HttpEngine):
         self._apart = None
 
     async def _slot_use(self) -> tuple[SlotTable | None, bool]:
-        """The slots and whether they are apart, probed when first needed; raises a `CloudError`."""
+        """Return the slots (or None) and whether they keep prompts apart, by a probe at first."""
         async with self._probing:
             while self._apart is None:
                 starts, apart = self._starts, await self._probe_slots()
@@ -207,7 +211,7 @@ class LlamaServerEngine(HttpEngine):
             return self._slots, self._apart
 
     async def _probe_slots(self) -> bool:
-        """Whether they are apart: by prompts that nobody has asked before, sent to the last one."""
+        """Return whether slots keep prompts apart, by sending made-up prompts to the last one."""
         try:
             total = (await self._props()).total_slots
         except (CloudRejected, CloudProtocolError):
@@ -223,7 +227,7 @@ class LlamaServerEngine(HttpEngine):
         return not any(probes)
 
     async def _reuses(self, prompt: Sequence[int], slot: int, *, cache: bool) -> bool:
-        """Whether so much was reused, or another slot took it, that it cannot be chance."""
+        """Return whether a made-up prompt was reused, or another slot than asked for answered."""
         asked = self.server.prefill(prompt, self.model)
         reply = await self._posted(asked, NOBODY, id_slot=slot, cache_prompt=cache)
         with self.reading():

@@ -1,7 +1,6 @@
-"""APIs over HTTP that take and return text, by their servers' descriptions.
+"""Clients of APIs over HTTP that take and return text, for a cloud model of any vocabulary.
 
-An API continues an answer that was begun. It serves any vocabulary. A reply is checked here, where
-it arrives.
+An API continues an answer that was begun. Each reply is checked here, as it arrives.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ from edgewise.servers.replies import THINK, thinks
 __all__ = ["TextContinuation", "TextEngine", "TextRequest"]
 
 LONGEST_TOKEN = 64
-"""More bytes than a token has on an average of several."""
+"""Upper bound on the bytes of a token, averaged over several tokens."""
 
 # An echo may have other blanks.
 _SLACK = 256
@@ -46,7 +45,10 @@ _FILTERS = ("top_k", "min_p")
 
 
 class TextRequest(NamedTuple):
-    """At most `n` tokens after `answer`, a reply's beginning; with a JSON `schema` it fits that."""
+    """A request for at most `n` tokens that continue `answer`, the beginning of a reply.
+
+    The reply must fit the JSON `schema`, if there is one.
+    """
 
     messages: Sequence[Message]
     answer: str
@@ -56,12 +58,12 @@ class TextRequest(NamedTuple):
 
 
 class TextEngine(Endpoint):
-    """An API over HTTP. Methods run in one event loop.
+    """A client of an API over HTTP. All methods run in one event loop.
 
-    `dialect`: name in errors. `owner`: the `owned_by` of its models ("" if it varies). `reasons`:
-    can continue inside an open reasoning block.
+    `dialect` is the API's name in errors. `owner` is the `owned_by` of its entries in `/v1/models`
+    ("" if that varies). `reasons`: it can continue inside an open block of reasoning.
 
-    Fields that an API declines by name are left out from then on, or sent in another form.
+    A field that the API declines by name is sent in another form from then on, or not at all.
     """
 
     def __init__(
@@ -73,7 +75,11 @@ class TextEngine(Endpoint):
         model: str | None = None,
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        """A `tokenizer` exactly where the template is rendered here, else `UsageError`."""
+        """Check the address without connecting; `UsageError` if it is unusable.
+
+        A `tokenizer` is needed for a server whose chat template is rendered here (`renders`);
+        `UsageError` if it is missing there, or given to any other.
+        """
         if server.renders != (tokenizer is not None):
             needs = "needs the" if server.renders else "takes text and needs no"
             raise UsageError(
@@ -91,7 +97,7 @@ class TextEngine(Endpoint):
         self._rendered: dict[tuple[object, ...], str] = {}
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
-        """Continue the answer of a request. Raises a `CloudError`."""
+        """Return how the API continues the answer of a request. Raises a `CloudError`."""
         how, text = self._drawn(request), request.answer
         if text and self.server.reads:
             raise CloudRejected(f"{self.url!r} continues no answer that was begun.")
@@ -108,7 +114,11 @@ class TextEngine(Endpoint):
             return self._checked(request, self.server.continued(reply))
 
     async def describe(self) -> Described:
-        """Describes the served model; an API that lists none, or not all, serves the named."""
+        """Return the model that answers: the named one, else the only one that the API lists.
+
+        Raises a `CloudError` if none is named and the API does not list exactly one, or if a known
+        program does not list the named one. Other APIs may leave models out of their list.
+        """
         # It may have been started anew, with another template.
         self._rendered.clear()
         models = await self._listed()
@@ -122,14 +132,14 @@ class TextEngine(Endpoint):
         return served.described if served else Described(self.model)
 
     async def model_name(self) -> str:
-        """The model that requests name; raises a `CloudError` if that is ambiguous."""
+        """Return the model that requests name. Raises a `CloudError` if several could be meant."""
         if self.model is None:
             self.model = (await self.describe()).model
         assert self.model is not None
         return self.model
 
     async def _at_base(self, request: Request, client: Client = NOBODY) -> bytes:
-        """The reply to a request below `/v1`, or below nothing: the right one is remembered."""
+        """Return the reply to a request below `/v1` or below nothing; what works is remembered."""
         if not request.path.startswith("/v1/") or (self.server.base and request.body):
             path = self.server.base + request.path.removeprefix("/v1")
             return await self.send(request._replace(path=path), client)
@@ -152,7 +162,7 @@ class TextEngine(Endpoint):
     async def _accepted(
         self, request: Request, forms: Sequence[Sequence[Fields]], client: Client
     ) -> bytes:
-        """The reply to a request with the first of each of the `forms` that is not declined."""
+        """Return the reply to a request with the first accepted one of each of the `forms`."""
         gone = self._declined
         while True:
             keyed = [[(_key(n, one), one) for n, one in enumerate(form)] for form in forms]
@@ -171,7 +181,7 @@ class TextEngine(Endpoint):
                 return reply
 
     def _drawn(self, request: TextRequest) -> Mapping[str, Any]:
-        """Sampling fields; raises `CloudRejected` for settings that the API lacks."""
+        """Return sampling fields. Raises `CloudRejected` for a setting that the API lacks."""
         fields = drawn(request.sampling, len(request.answer))
         for name in _FILTERS:
             if fields.get(name) and name not in self.server.filters:
@@ -183,7 +193,7 @@ class TextEngine(Endpoint):
         return fields
 
     def _checked(self, request: TextRequest, reply: TextContinuation) -> TextContinuation:
-        """A reply within bounds; raises `CloudProtocolError`, or a `Fault`."""
+        """Return a reply if it is within bounds. Raises `CloudProtocolError` or `Fault`."""
         url, text, size = self.url, reply.text, len(reply.text.encode())
         if size > LONGEST_TOKEN * request.n + 2 * len(request.answer.encode()) + _SLACK:
             raise CloudProtocolError(f"{url!r} sent {size} bytes for {request.n} tokens.")
@@ -197,7 +207,7 @@ class TextEngine(Endpoint):
         return reply
 
     async def _listed(self) -> list[ListedModel] | None:
-        """The models that it lists; None where it lists none."""
+        """Return the models that the API lists; None if it has no list."""
         try:
             body = await self._at_base(MODELS)
         except Declined as error:
@@ -217,7 +227,7 @@ class TextEngine(Endpoint):
         raise CloudRejected(f"{self.url!r} {many}", hint=f"name one{names}", setting="cloud_model")
 
     async def _prompt(self, request: TextRequest, client: Client) -> str:
-        """Messages and answer as one text; reasoning is closed unless the answer opens it."""
+        """Return messages and answer as one text; reasoning is closed unless it is begun."""
         messages = request.messages
         reasoning = request.answer.lstrip().startswith(THINK)
         text = self._rendered.get((reasoning, *messages))
@@ -232,7 +242,7 @@ class TextEngine(Endpoint):
         return text + request.answer
 
     async def _render(self, messages: Sequence[Message], client: Client, *, reasoning: bool) -> str:
-        """The messages as the chat template writes them: there, or here."""
+        """Return the messages in the chat template's form, rendered by the server or here."""
         template = self.server.template(turns(self.url, messages), thinks=reasoning)
         if template is not None:
             reply = await self.send(template, client, billable=False)
@@ -255,7 +265,7 @@ class TextEngine(Endpoint):
         return ControlTokens(self.tokenizer.special if self.tokenizer else {})
 
     def _check_plain(self, contents: Sequence[str]) -> None:
-        """Raises `CloudRejected` for what the server would take for its template's own."""
+        """Raise `CloudRejected` for text that the server would read as a control token."""
         for content in contents:
             sign = self.server.control(content)
             if sign := sign or next(iter(self._control.split(content)[1:]), None):
@@ -265,7 +275,7 @@ class TextEngine(Endpoint):
 
 
 def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages as chat APIs take them; raises `CloudRejected` for what nobody answers."""
+    """Return messages as chat APIs take them. Raises `CloudRejected` for an answer at the end."""
     if not messages:
         raise CloudRejected(f"There is no message to send to {url!r}.")
     if messages[-1].role == "assistant":
@@ -281,5 +291,5 @@ def _names(said: str, field: str) -> bool:
 
 
 def _key(number: int, form: Fields) -> str:
-    """Of one name, forms differ in their place; values such as a seed's differ each time."""
+    """Return a key of a form: its field's place and names, since values such as seeds vary."""
     return f"{number} {' '.join(form)}"

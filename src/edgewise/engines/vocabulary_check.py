@@ -1,7 +1,7 @@
-"""Checks that the engine at an address still has the vocabulary that was checked.
+"""Checks that the engine at an address still has the vocabulary that was once accepted.
 
-An engine may be restarted with another model, and its address stays. Its connections do not: so the
-check is repeated, beside the consult, when one was opened anew.
+An engine may be restarted with another model at the same address. Its connections end then, so the
+check is repeated, beside the consult (a request to the cloud model), after each reconnection.
 """
 
 import asyncio
@@ -15,17 +15,24 @@ from edgewise.errors import CloudTimeout, CloudUnavailable, OtherVocabulary, Usa
 from edgewise.sampling import Sampling
 
 CHECK_SECONDS = 10.0
-"""Timeout of a repeated check."""
+"""Timeout in seconds of a repeated check."""
 
 FRESH_SECONDS = 1.0
-"""A check is not repeated sooner, whatever happened since: checks are no load."""
+"""Seconds after the begin of a check in which its result counts, and no other is begun."""
 
 
 class VocabularyCheck:
-    """Keeps an engine checked, in its event loop. `passed`: it is the accepted one so far."""
+    """Repeats the check of one engine's vocabulary after reconnections. Used in one event loop.
+
+    `passed`: the last check succeeded, so the engine is the one that was accepted.
+    """
 
     def __init__(self, engine: Engine, accept: Callable[[], Awaitable[object]]) -> None:
-        """`accept` judges a probed engine; raises `UsageError`, or a `CloudError`."""
+        """Watch `engine`, without a check yet.
+
+        `accept` is called after each probe of the engine; it raises `UsageError` or a `CloudError`
+        if the engine is not to be used.
+        """
         self._engine, self._accept = engine, accept
         engine.connected = self._reconnected
         self.passed = False
@@ -34,19 +41,18 @@ class VocabularyCheck:
         self._last: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Check the engine; calls at a time share one. Raises a `CloudError`, or `accept`'s."""
+        """Check now, or wait for the check under way. Raises a `CloudError`, or as `accept`."""
         await _finished(self._start())
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:
-        """`Engine.complete` with a check beside it: drops the completion of a different engine.
+        """Return the result of `Engine.consult`, unless the engine has changed.
 
-        Where the last `verify` ids are to be verified, `Engine.verify`.
-
-        A repeated check runs beside the consult, so that nobody waits longer for a token. An engine
-        that did not pass is sent nothing before it does. Raises a `CloudError`, `OtherVocabulary`
-        where the ids do not mean the same any more.
+        A repeated check runs beside the consult, so that nobody waits longer for a token; if the
+        check fails, the completion is dropped. An engine whose last check failed is sent no ids
+        before a check succeeds. Raises a `CloudError`; `OtherVocabulary` if the ids do not mean the
+        same any more.
         """
         try:
             if not self.passed:
@@ -63,7 +69,7 @@ class VocabularyCheck:
         return completion
 
     async def close(self) -> None:
-        """Give up a check that is under way."""
+        """Cancel a check that is under way."""
         if self._last is not None:
             self._last.cancel()
             await asyncio.gather(self._last, return_exceptions=True)
@@ -78,7 +84,7 @@ class VocabularyCheck:
             self._start()
 
     def _recent(self) -> asyncio.Task[None] | None:
-        """The last check, if it began just now: how it ended counts for a while."""
+        """Return the last check if it began within `FRESH_SECONDS`, else None."""
         return self._last if time.monotonic() - self._started < FRESH_SECONDS else None
 
     async def _accepted(self, check: asyncio.Task[None]) -> None:

@@ -1,9 +1,10 @@
-"""What is optional, a folder each. Nothing outside imports it: an entry point is the only door.
+"""Optional parts of Edgewise, a folder each. No other code imports them, except by entry points.
 
     mlx, onnx, transformers    edge engines for models that are folders: `edgewise.edge`
     redact                     placeholders for private words: `edgewise.filters`, `.detectors`
     redis                      limits of keys that several machines share: `edgewise.limits`
 
-`[project.entry-points]` of `pyproject.toml` lists them, as another package would its own; an extra
-of the same name installs what each needs (`gateway-redis`; of `redact`, phone numbers alone).
+The entry points are listed in `pyproject.toml`, as another package would list its own. An extra of
+the same name installs what a part needs (`gateway-redis` for redis; `redact` needs its extra for
+phone numbers only).
 """

@@ -1,7 +1,7 @@
-"""A model in a hub's folder: its config and safetensors, checked before a library reads them.
+"""What edge engines for models in a folder (config.json and safetensors) have in common.
 
-What the engines for such folders have alike: `FolderModel` reads `tokenizer.json` and tests a model
-once it is loaded.
+Config and weights are checked before a library reads them. `FolderModel` reads `tokenizer.json`,
+and tests a model once it is loaded.
 """
 
 import math
@@ -23,28 +23,30 @@ from edgewise.edge.tokenizer_json import HubTokenizer
 from edgewise.errors import ModelError, UsageError, reason_of
 
 DESCRIPTIONS = (".json", ".jinja", ".txt")
-"""Files beside the weights that an engine may read."""
+"""File name endings of what an engine may read besides the weights."""
 
 MAX_HEADER = 100_000_000
-"""Most bytes that safetensors has for its names and shapes."""
+"""Most bytes of the header of a safetensors file, the limit of its format."""
 
 MAX_PARTS = 4096
-"""Most layers, or experts of a layer, that a description may have built."""
+"""Most layers, or experts of a layer, that a config.json may name."""
 
 MAX_BUFFERS = 1 << 28
-"""Most numbers in tables that a model computes, where its weights are no more."""
+"""Most numbers in the tables that a model computes, if it has fewer weights than that."""
 
 LACKING = "does not hold all weights that its config.json describes ({})"
-"""Error text for a folder without all of its weights."""
+"""Error text for a folder that lacks some of its weights; the braces are for what is missing."""
 
 PROBED = 6
-"""Ids of a test run."""
+"""How many ids the test of a loaded model runs."""
 
 _COUNTED = re.compile(r"layers?$|num_blocks|(num|n)_(\w+_)?experts$")
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class HubConfig(msgspec.Struct):
+    """The fields of a model's config.json that are checked."""
+
     architectures: list[str] | None = None
     model_type: str | None = None
     model_file: Any = None
@@ -57,7 +59,11 @@ class HubConfig(msgspec.Struct):
 
 
 def read_config(folder: Path, form: str) -> HubConfig:
-    """The config of a whole language model. `form` names what is expected. Raises `ModelError`."""
+    """Return the checked config.json of a causal language model.
+
+    `form` names the expected kind of model folder in errors. Raises `ModelError` for another kind
+    of model, an adapter, or no config.
+    """
     path = folder / "config.json"
     config = read_json(path, HubConfig)
     if config is None:
@@ -95,7 +101,7 @@ def _counts(described: object) -> Generator[tuple[str, int]]:
 
 
 def require_one_device(engine: str, gpu_layers: int | Literal["auto"]) -> None:
-    """Raise `UsageError` where some layers of a model are to go elsewhere than the others."""
+    """Raise `UsageError` if `gpu_layers` would split a model between GPU and CPU."""
     if gpu_layers != "auto" and gpu_layers > 0:
         raise UsageError(
             f"The edge engine {engine} loads a whole model on one device, so gpu-layers cannot be "
@@ -106,12 +112,12 @@ def require_one_device(engine: str, gpu_layers: int | Literal["auto"]) -> None:
 
 
 def weighted(files: ModelFiles) -> Path | None:
-    """The config of a folder that has safetensors."""
+    """Return the path of a model's config.json if the folder has safetensors, else None."""
     return files.config if any(name.endswith(".safetensors") for name in files.names) else None
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors of a folder, by name. Raises `ModelError` for none."""
+    """Return the sorted paths of the safetensors in `folder`. Raises `ModelError` without any."""
     found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if not found:
         raise ModelError(
@@ -122,7 +128,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def count_weights(files: Sequence[Path]) -> int:
-    """Number of parameters in all tensors. Raises `ModelError`."""
+    """Return the number of parameters in all tensors of `files`. Raises `ModelError` for damage."""
     from safetensors import SafetensorError, safe_open
 
     count = 0
@@ -139,15 +145,18 @@ def count_weights(files: Sequence[Path]) -> int:
 
 
 class FolderModel(EngineModel):
-    """A model in a folder, here or on the hub."""
+    """Base of an edge model in a folder, on this disk or downloaded from the hub."""
 
     reads: tuple[str, ...]
-    """Ends of the names of the files that are downloaded."""
+    """Endings of the names of the files to download."""
 
     @staticmethod
     @abstractmethod
     def claims(files: ModelFiles) -> Claim | None:
-        """Whether the engine opens such files where none is named."""
+        """Return whether this engine opens such a folder if the user names no engine (None: no).
+
+        "own": it is in the form of the engine's own library; "shared": others read it as well.
+        """
 
     def _located(self, address: str) -> tuple[Path, str]:
         return resolve_folder(address, self.reads)
@@ -160,7 +169,11 @@ class FolderModel(EngineModel):
         small: Callable[[], SequenceCache] | None = None,
         turn: int = BATCH,
     ) -> None:
-        """Test the model, of `size` logits; sessions get `new` caches, the test `small` ones."""
+        """Test the model, of `size` logits, and open its slots. `new` makes a session's cache.
+
+        `small`, if given, makes the caches for the test. `turn` is how many ids of a prompt run at
+        once.
+        """
         self.tokenizer = HubTokenizer(self.path, size=size)
         self._try_out(small or new, size, may_stay=small is not None)
         self._open_slots([new() for _ in range(self._options.slots)], turn=turn)
@@ -168,11 +181,11 @@ class FolderModel(EngineModel):
     def _try_out(
         self, new: Callable[[], SequenceCache], size: int, *, may_stay: bool = False
     ) -> None:
-        """Run a few of `size` ids through new caches, and set `hidden_size` and `abilities`.
+        """Run a few ids below `size` through new caches, and set `hidden_size` and `abilities`.
 
-        All at once, one by one, and again after a rollback. Raises `ModelError` for a model that
-        does not go on where its cache ends, or does not roll back to where it was; `may_stay` where
-        the caller has caches that never roll back.
+        They run all at once, one by one, and again after a rollback. Raises `ModelError` for a
+        model that does not go on where its cache ends, or does not roll back to where it was;
+        `may_stay`: the latter is allowed, since the caller has caches that never roll back.
         """
         ids = [7 * index % size for index in range(1, PROBED + 1)]
         try:
@@ -206,4 +219,5 @@ class FolderModel(EngineModel):
         )
 
     def fingerprint(self) -> str:
+        """Return a hash of the config and of the weights."""
         return digest_of([self.path / "config.json", *weight_files(self.path)])

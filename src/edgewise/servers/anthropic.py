@@ -1,4 +1,4 @@
-"""Anthropic's `/v1/messages`: Claude, and APIs in its form. They continue nothing, and read."""
+"""Anthropic's `/v1/messages`: Claude, and APIs in its form. They give whole replies only."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,7 +41,7 @@ class _Message(msgspec.Struct):
 
 
 class AnthropicServer(TextServer):
-    """Claude. It has no seed."""
+    """The messages API. It cannot continue an answer that was begun, and takes no seed."""
 
     name, reads, filters = "Anthropic messages", True, frozenset[str]()
 

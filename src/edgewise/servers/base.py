@@ -1,8 +1,9 @@
-"""Servers of models as values, without any connection ("sans-IO", as h11 and websockets are).
+"""Descriptions of model servers, without any connection ("sans-IO", as h11 and websockets are).
 
-Each server is described once, for all who ask it: a cloud by ids (`IdServer`), a cloud by text
-(`TextServer`), an edge model (`EdgeServer`). Values become a `Request`, the bytes of its reply
-become values. A transport sends the one and hands over the other; what cannot be used is a `Fault`.
+Each server program is described once for all callers: as a cloud model that takes token ids
+(`IdServer`), a cloud model that takes text (`TextServer`), or the server of an edge model
+(`EdgeServer`). A description turns wanted values into a `Request`, and the bytes of a reply into
+values. The transport that sends requests is elsewhere. A reply that cannot be used raises `Fault`.
 """
 
 from abc import ABC, abstractmethod
@@ -17,30 +18,31 @@ from edgewise.errors import CloudError, CloudProtocolError, UsageError
 _T = TypeVar("_T")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
-"""Tokens, as a provider counts them: no context holds more."""
+"""A number of tokens in a provider's reply; more than any context holds is refused."""
 
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MOST_IDS)]
 _Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
 CONTEXT = 4096
-"""Tokens, where a server does not say how many it holds."""
+"""Assumed context in tokens, for a server that does not report its own."""
 
 LONGEST_NAME, _MOST_SHOWN = 100, 8
 
 Fields = Mapping[str, object]
 
 GREEDY: Mapping[str, Any] = {"temperature": 0}
-"""Sampling fields of who draws nothing."""
+"""Sampling fields of a greedy request."""
 
 
 class Request(NamedTuple):
-    """A POST of a JSON `body`, or a GET without one; `ids` is how many token ids it has."""
+    """An HTTP request: a POST of a JSON `body`, or a GET without; `ids` counts its token ids."""
 
     path: str
     body: Mapping[str, Any] | None = None
     ids: int = 0
 
     def having(self, **fields: object) -> "Request":
+        """Return this request with `fields` added to its body, in place of equally named ones."""
         return self._replace(body={**(self.body or {}), **fields})
 
 
@@ -48,7 +50,11 @@ MODELS = Request("/v1/models")
 
 
 class Fault(Exception):
-    """A reply that cannot be used: what was sent, and the cloud's `error` with hint and setting."""
+    """A server's reply that cannot be used.
+
+    `sent` says what the server sent instead, to follow "URL sent". The caller turns a fault into
+    the exception class `error` (a `CloudError`), with this `hint` and `setting`.
+    """
 
     def __init__(
         self,
@@ -63,7 +69,7 @@ class Fault(Exception):
 
 
 def decoded(data: bytes, kind: type[_T]) -> _T:
-    """JSON of this form; raises `Fault`."""
+    """Return the JSON in `data` as an object of type `kind`. Raises `Fault` if it is not one."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -81,7 +87,7 @@ def decoded(data: bytes, kind: type[_T]) -> _T:
 
 
 def optional(data: bytes | None, kind: type[_T]) -> _T | None:
-    """JSON of this form; None for anything else."""
+    """Return the JSON in `data` as an object of type `kind`, or None if `data` is not that."""
     try:
         return None if data is None else decoded(data, kind)
     except Fault:
@@ -89,7 +95,7 @@ def optional(data: bytes | None, kind: type[_T]) -> _T | None:
 
 
 class Described(msgspec.Struct, frozen=True):
-    """The model that an engine says it serves and its number of ids; None where it does not say."""
+    """An engine's report on its model: name, and vocabulary size in ids; None where not told."""
 
     model: str | None = None
     size: int | None = None
@@ -103,7 +109,10 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class ListedModel(msgspec.Struct, frozen=True):
-    """An entry of `/v1/models`; `meta` is llama-server's, `root` and `max_model_len` vLLM's."""
+    """An entry of `/v1/models`; `parent` is the base model of an adapter (LoRA).
+
+    `meta` is sent by llama-server only; `root` (model path) and `max_model_len` by vLLM only.
+    """
 
     id: str
     owned_by: str = ""
@@ -114,15 +123,18 @@ class ListedModel(msgspec.Struct, frozen=True):
 
     @property
     def described(self) -> Described:
+        """The model's name and vocabulary size, as a `Described`."""
         return Described(self.id, self.meta.n_vocab if self.meta else None)
 
 
 class ListedModels(msgspec.Struct, frozen=True):
+    """A reply of `/v1/models`."""
+
     data: list[ListedModel]
 
 
 def named(names: Sequence[str], model: str | None) -> str | None:
-    """The model of that name, or None. Ollama's tag `latest` may be left out."""
+    """Return the entry of `names` that is `model`, or Ollama's `model:latest`; None without one."""
     return next((name for name in (model, f"{model}:latest") if name and name in names), None)
 
 
@@ -139,10 +151,10 @@ class _Text(msgspec.Struct):
 
 
 class Wanted(NamedTuple):
-    """What is asked of a cloud by ids: `n` tokens after `ids`, or what it says of the last `n`.
+    """A request to a cloud model in ids: continue `ids` with `n` tokens, or score the last `n`.
 
-    `drawn` are sampling fields. `session` keeps a replica's cache warm, `salt` the caches of
-    tenants apart.
+    `drawn` holds sampling fields. `session` is a routing key, by which a fleet router finds the
+    replica with a warm prefix cache. `salt` separates the prefix caches of tenants.
     """
 
     ids: Sequence[int]
@@ -154,11 +166,12 @@ class Wanted(NamedTuple):
 
 
 class IdServer(ABC):
-    """A server that takes and returns token ids: a cloud.
+    """Description of a server that takes and returns token ids, for a cloud model.
 
-    `owner` is the `owned_by` of its models; `verifies`: it has `score`; `reads_once`: it bills a
-    verification once, not for each token. `salts`: it may keep prefix caches apart. `names`: a
-    request needs the model's name. `adapts`: it answers for an adapter that is named.
+    `owner` is the `owned_by` of its entries in `/v1/models`. `verifies`: `score` is implemented.
+    `reads_once`: a verification is billed as one prompt, not as one for each token. `salts`:
+    requests may carry a cache salt. `names`: every request must name the model. `adapts`: a request
+    that names a LoRA adapter is answered by that adapter, not by its base model.
     """
 
     name: ClassVar[str]
@@ -171,45 +184,46 @@ class IdServer(ABC):
 
     @abstractmethod
     def complete(self, asked: Wanted) -> Request:
-        """Asks for tokens."""
+        """Return the request for `asked.n` tokens after `asked.ids`."""
 
     @abstractmethod
     def completed(self, data: bytes) -> Completion:
-        """The reply to `complete`; raises `Fault`."""
+        """Return the completion in a reply to `complete`. Raises `Fault`."""
 
     def score(self, asked: Wanted) -> Request:
-        """Asks what the model says of each of the last ids."""
+        """Return the request for what the model says of each of the last `asked.n` ids."""
         raise NotImplementedError
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
-        """The reply to `score` for these last ids, as `verified`; raises `Fault`."""
+        """Return the verification of `block`, the last ids sent, from a reply. Raises `Fault`."""
         raise NotImplementedError
 
     def tokenize(self, text: str, model: str | None) -> Request:
-        """Asks for the ids of `text` without special tokens, as vLLM and SGLang want it."""
+        """Return the request for the ids of `text` without special tokens (vLLM, SGLang)."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         return Request("/tokenize", body)
 
     def tokenized(self, data: bytes) -> list[int]:
+        """Return the ids in a reply to `tokenize`. Raises `Fault`."""
         return decoded(data, _Tokens).tokens
 
     def detokenize(self, ids: Sequence[int], model: str | None) -> Request:
-        """Asks for the text of ids, control tokens shown."""
+        """Return the request for the text of `ids`, in which control tokens are visible."""
         body = {"model": model, "tokens": ids, "skip_special_tokens": False}
         return Request("/detokenize", body)
 
     def detokenized(self, data: bytes) -> str | None:
-        """The text, None where it has none; raises `Fault`."""
+        """Return the text in a reply to `detokenize`, or None without one. Raises `Fault`."""
         said = decoded(data, _Text)
         return next((t for t in (said.content, said.prompt, said.text) if t is not None), None)
 
 
 class TextContinuation(NamedTuple):
-    """Raw text that an API wrote; it may begin with an echo of what was sent.
+    """Text with which an API continues an answer, perhaps after an echo of what it was sent.
 
-    `ended` where it ended the answer there, and was not cut. `prompt`, `cached` and `written` are
-    tokens by the provider's own usage, `cached` those of the `prompt` that it had; None where it
-    does not report them.
+    `ended` is True if the model ended its answer, False if the text was cut. The provider's own
+    token counts: `prompt`, those of the prompt that came from its cache (`cached`), and `written`;
+    each is None if it is not reported.
     """
 
     text: str
@@ -220,10 +234,11 @@ class TextContinuation(NamedTuple):
 
 
 class WantedText(NamedTuple):
-    """At most `n` tokens of an answer to `turns` (roles and contents), by `drawn` sampling fields.
+    """A request for at most `n` tokens that continue an answer to the messages `turns`.
 
-    `text` is the answer's beginning, or a whole prompt with it. With a JSON `schema` the answer of
-    a server that reads fits it.
+    `turns` are dicts with role and content. `text` is the beginning of the answer; for a server
+    with `prompts`, the whole rendered prompt with that beginning. `drawn` holds sampling fields. An
+    answer must fit the JSON `schema`, which only servers with `reads` are given.
     """
 
     model: str
@@ -235,13 +250,14 @@ class WantedText(NamedTuple):
 
 
 class TextServer(ABC):
-    """A server that takes and returns text: a cloud of any vocabulary.
+    """Description of a server that takes and returns text: a cloud model of any vocabulary.
 
-    `owner` is the `owned_by` of its models ("" if it varies). `prompts`: it takes the prompt as one
-    text; `renders`: the template is rendered here, so that the model's tokenizer is needed.
-    `names`: a request names the model. `reads`: it continues nothing, and answers whole. `filters`
-    are the ways to draw that it has beside temperature and top-p. A path below `/v1` may lie
-    elsewhere; `base` is where a consult goes, if that is not where models are listed.
+    `owner` is the `owned_by` of its entries in `/v1/models` ("" if that varies). `prompts`: it
+    takes the prompt as one text, not as messages. `renders`: Edgewise applies the chat template,
+    for which it needs the model's tokenizer. `names`: every request must name the model. `reads`:
+    it cannot continue an answer that was begun, and is only asked for whole replies. `filters`: the
+    sampling filters that it has besides top-p. `base`: the path that replaces `/v1` in consults
+    (requests to the cloud model), though not where models are listed; "" for `/v1` itself.
     """
 
     name: str
@@ -255,38 +271,45 @@ class TextServer(ABC):
 
     @abstractmethod
     def complete(self, asked: WantedText) -> Request:
-        """Asks to go on with an answer."""
+        """Return the request that continues an answer."""
 
     @abstractmethod
     def continued(self, data: bytes) -> TextContinuation:
-        """The reply; raises `Fault`."""
+        """Return the text and counts in a reply to `complete`. Raises `Fault`."""
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
-        """Fields that are sent beside the request, each in the first form that is not declined."""
+        """Return optional fields of the request, each as alternatives in order of preference.
+
+        Of each, the engine sends the first that the API has not declined, and none if it declined
+        all.
+        """
         return ()
 
     def headers(self, key: str | None) -> Mapping[str, str]:
-        """What carries the key: a bearer."""
+        """Return the HTTP headers that carry the API `key`; by default a bearer token."""
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def template(self, turns: list[dict[str, Any]], *, thinks: bool) -> Request | None:
-        """Asks for the messages as the model's template writes them; None where it does not."""
+        """Return the request to render `turns` by the chat template; None if the server cannot.
+
+        `thinks`: the answer begins with a block of reasoning.
+        """
         return None
 
     def templated(self, data: bytes) -> str:
-        """The reply to `template`; raises `Fault`."""
+        """Return the prompt in a reply to `template`. Raises `Fault`."""
         raise NotImplementedError
 
     def control(self, text: str) -> str | None:
-        """What the server would take for a control token in a text, by its form."""
+        """Return the first part of `text` that the server would parse as a control token."""
         return None
 
 
 class NextToken(NamedTuple):
-    """A token that a server wrote, and the likeliest there with their logprobs, in any order.
+    """A token that an edge model's server wrote, and the likeliest candidates in its place (`top`).
 
-    A token is its id, or its text where the server tells no ids. JSON has no infinity: an id of no
-    probability has no number.
+    A token is its id, or its bytes if the server reports no ids. `top` holds (token, logprob) in
+    any order; the logprob is None where the probability is 0, since JSON has no infinity.
     """
 
     token: int | bytes
@@ -294,10 +317,10 @@ class NextToken(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A part of a streamed answer: its `rows` and the `text` of all of them.
+    """A part of a streamed answer: the tokens (`rows`) and the `text` of all of them together.
 
-    `ended`: the model ended its answer there; `over`: nothing follows. `so_far` is how many tokens
-    were written so far, where the server counts those too of which it says nothing.
+    `ended`: the model ended its answer here. `over`: the stream sends nothing more. `so_far`: how
+    many tokens were written, for a server that also counts tokens it sends no row for; else None.
     """
 
     rows: Sequence[NextToken] = ()
@@ -308,11 +331,12 @@ class Event(NamedTuple):
 
 
 class ServedModel(NamedTuple):
-    """A served model.
+    """A model that an edge server serves, by the server's own report.
 
-    `address` is where its tokenizer may be, `context` the most ids of an answer and its prompt, or
-    0 where only a loaded model has one; `slots` is how many answers it writes at once, and None
-    where the others wait.
+    `address` is where the model's tokenizer may be found. `context` is the most ids of prompt and
+    answer together, 0 if only a loaded model reports one. `slots` is how many answers are decoded
+    at once, None for a server that queues further requests. `size` is the number of ids in the
+    vocabulary, `parameters` the number of weights.
     """
 
     name: str
@@ -325,7 +349,11 @@ class ServedModel(NamedTuple):
 
 
 class WantedStream(NamedTuple):
-    """At most `tokens` greedy tokens after `prompt`, with `top` candidates; or a whole reply."""
+    """A request to an edge server: at most `tokens` greedy tokens after `prompt`.
+
+    `top` is how many candidates to report for each. `seed` marks the session's requests in a list
+    of slots. With `stream` False the reply comes whole.
+    """
 
     model: ServedModel
     prompt: list[int] | str
@@ -336,13 +364,13 @@ class WantedStream(NamedTuple):
 
 
 class EdgeServer(ABC):
-    """A server that may run the edge model: it streams its own greedy tokens with candidates.
+    """Description of a server that runs the edge model and streams greedy tokens with candidates.
 
-    `top` are the candidates that it is asked for, `most` the most that it tells. `takes_text`: it
-    continues a text instead of ids. `joins`: a character of several tokens comes with the
-    candidates of its last one alone. `chunk`: it tells candidates in whole replies alone, and is
-    asked for so many tokens at a time. `asks` are requests by which it is recognised: the first has
-    a reply, or it is another program.
+    `program` is its name in messages. `top` is how many candidates are requested by default, `most`
+    how many the server reports at most. `takes_text`: it continues a text, not ids. `joins`: for a
+    character of several tokens it reports candidates of the last token only. `chunk`: it reports
+    candidates in whole replies only, so it is asked for that many tokens at a time. `asks` are the
+    requests whose replies identify the program; a server without a reply to the first is another.
     """
 
     program: ClassVar[str]
@@ -357,48 +385,56 @@ class EdgeServer(ABC):
     def describe(
         self, url: str, model: str | None, context: int | None, *replies: bytes | None
     ) -> ServedModel | None:
-        """The `model` at `url`, by the replies to `asks`; None where it is another program.
+        """Return the `model` served at `url`, by the `replies` to `asks`; None: another program.
 
-        Raises `UsageError` for a model, or a context, that it does not have.
+        With `model` None the server must have only one. `context` is the wanted context in tokens.
+        Raises `UsageError` for a model or a context that the server does not have.
         """
 
     @abstractmethod
     def stream(self, asked: WantedStream) -> Request:
-        """Asks for tokens."""
+        """Return the request for tokens, as a stream or as a whole reply (`asked.stream`)."""
 
     @abstractmethod
     def streamed(self, data: bytes) -> Event | None:
-        """A line of the stream, or a whole reply; None for a line that says nothing.
+        """Return the event in a line or a whole reply; None if a line has none. Raises `Fault`."""
+
+    @abstractmethod
+    def metered(self, data: bytes) -> tuple[int, int | None]:
+        """Return a prompt's tokens, and how many were computed (or None), from a whole reply.
 
         Raises `Fault`.
         """
 
-    @abstractmethod
-    def metered(self, data: bytes) -> tuple[int, int | None]:
-        """Tokens of a whole reply's prompt, and how many were computed, if told. Raises `Fault`."""
-
     def single(self, asked: WantedStream, end: int) -> Request | None:
-        """Asks for one token of which the stream said nothing; None: the stream is asked again."""
+        """Return the request for one token that the stream told no candidates of.
+
+        `end` is the end-of-sequence id. None: the ordinary stream is requested again, from there.
+        """
         return None
 
     busy: ClassVar[Request | None] = None
-    """Asks which slots are busy."""
+    """The request that lists the server's slots; None if it has no such list."""
 
     def slots(self, data: bytes | None) -> list[tuple[object, int | None]]:
-        """The seeds of requests that are being answered, and how many tokens each has written."""
+        """Return each busy slot's seed and tokens written so far, from a reply to `busy`."""
         return []
 
     def loaded(self, model: ServedModel) -> Sequence[Request]:
-        """Requests that `context` reads, once the model is loaded."""
+        """Return the requests whose replies `context` reads, sent once the model is loaded."""
         return ()
 
     def context(self, model: ServedModel, *replies: bytes | None) -> tuple[int, str]:
-        """Most ids of answer and prompt, and what the server adds in vain. Raises `UsageError`."""
+        """Return the most ids of prompt and answer, and the server settings that are not used.
+
+        Both come from the `replies` to `loaded`; the settings are a list of names in words, such as
+        "TEMPLATE, SYSTEM". Raises `UsageError` if the wanted context is larger than the server's.
+        """
         return model.context, ""
 
 
 def chosen(url: str, model: str | None, names: Sequence[str]) -> str:
-    """The edge model that is named, or the only one; raises `UsageError`."""
+    """Return the served name for `model`, or the only one if it is None. Raises `UsageError`."""
     if model is None and len(names) == 1:
         return names[0]
     if found := named(names, model):
@@ -413,7 +449,10 @@ def chosen(url: str, model: str | None, names: Sequence[str]) -> str:
 
 
 def fitting(wanted: int | None, held: int | None) -> int:
-    """The context that is wanted, or the server's; raises `UsageError` for more than it holds."""
+    """Return the context in tokens: `wanted`, else the server's own (`held`), else `CONTEXT`.
+
+    Raises `UsageError` if `wanted` is more than `held`.
+    """
     if wanted is not None and held is not None and wanted > held:
         raise UsageError(
             f"The edge server holds {held} tokens a slot, not {wanted}",

@@ -1,4 +1,4 @@
-"""Chat APIs in OpenAI's form, `/chat/completions`: they differ in a few fields, a row for each."""
+"""Chat APIs in OpenAI's form (`/chat/completions`); a table lists where they differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +18,13 @@ _OFF = {"top_k": 0, "min_p": 0, "top_p": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class ChatServer(OpenAiReplies):
-    """A chat API: the answer that was begun is the last message.
+    """A chat API that continues an answer: its beginning is sent as the last, assistant's message.
 
-    `begun` are fields of the request, and `last` of its last message, that make it continue;
-    `quiet` switches thinking off. `filters` are the names it has beside `top_p`, sent `always` or
-    where they filter; `seed` is its name for one. `base` replaces `/v1` for consults.
+    `begun` are request fields, and `last` fields of the last message, that make the API continue
+    that message. `quiet` are the fields that switch reasoning off. `filters` names the sampling
+    filters that the API has besides `top_p`; they are sent only where they have an effect, unless
+    `always`. `seed` is the API's name for the seed (None: it has none). `base` replaces `/v1` in
+    consults (requests to the cloud model).
     """
 
     name: str
@@ -44,13 +46,13 @@ class ChatServer(OpenAiReplies):
         return Request(_PATH, body if asked.drawn == GREEDY else {**body, **self._drawn(asked)})
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
-        """What switches thinking off, the seed, and the temperature of a greedy answer."""
+        """Return the fields against reasoning, then the seed or a greedy answer's temperature."""
         if asked.drawn == GREEDY:
             return (self.quiet,), (GREEDY,)
         return (self.quiet,), ({self.seed: asked.drawn["seed"]},) if self.seed else ()
 
     def _drawn(self, asked: WantedText) -> dict[str, Any]:
-        """Other sampling fields, in its own names; those that do not filter are left out."""
+        """Return the other sampling fields in the API's names, those without effect left out."""
         without = {"seed", *(_ALL - self.filters)}
         fields = {name: value for name, value in asked.drawn.items() if name not in without}
         if self.always:
@@ -59,13 +61,13 @@ class ChatServer(OpenAiReplies):
 
 
 def temperature_of(drawn: Mapping[str, Any]) -> Fields:
-    """Temperature, and top-p where it filters: some models take one of them alone."""
+    """Return the temperature, and top-p only below 1: some models take just one of the two."""
     filters = {} if drawn["top_p"] == 1 else {"top_p": drawn["top_p"]}
     return {"temperature": drawn["temperature"], **filters}
 
 
 class OpenAiServer(OpenAiReplies):
-    """OpenAI, Gemini, OpenRouter and most more: whole replies, to what is to be read too."""
+    """OpenAI, Gemini, OpenRouter and most chat APIs: they cannot continue a begun answer."""
 
     name, reads, filters = "OpenAI chat", True, _NONE
 

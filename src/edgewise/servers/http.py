@@ -1,6 +1,6 @@
-"""One policy for connections to servers, and plain words for what goes wrong with them.
+"""The HTTP client settings for all servers, and plain words for connection errors.
 
-TLS is verified, no cookie is kept, no redirect is followed, nothing of the environment is read.
+TLS is verified, no cookie is kept, no redirect is followed, and no environment variable is read.
 """
 
 import os
@@ -14,8 +14,7 @@ import httpcore2
 import httpx2
 
 MAX_REPLY = 4 << 20
-"""Bytes of a reply at most. No encoding is asked for: of what is compressed nobody knows the size.
-"""
+"""Most bytes of a reply. Compression is not accepted, since it would hide the size."""
 
 _BROKEN = (httpx2.NetworkError, httpcore2.NetworkError)
 _CONNECTING = (httpx2.ConnectError, httpcore2.ConnectError)
@@ -25,7 +24,7 @@ ERRORS = (
     *(httpx2.HTTPError, httpx2.InvalidURL, httpcore2.ProxyError, httpcore2.UnsupportedProtocol),
     *(*_BROKEN, *_PROTOCOL, OSError, UnicodeError),
 )
-"""Whatever a client raises where a connection cannot be made or kept."""
+"""All exceptions of a client whose connection cannot be made or kept."""
 
 IDLE_SECONDS = 4.0
 """How long an idle connection is kept: a little less than llama-server's 5 s."""
@@ -44,9 +43,10 @@ _WHY: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def client_options(key: str | None, timeout: httpx2.Timeout | None = None) -> dict[str, Any]:
-    """Arguments of a client that sends `key` as a bearer.
+    """Return the arguments of an httpx client that sends `key` as a bearer token.
 
-    Cookies would tell a cloud whose answers it is asked; ~/.netrc would give a host its password.
+    Cookies are refused: they would tell a cloud which answers belong together. The environment is
+    ignored: a ~/.netrc would send the host a password.
     """
     bearer = {"Authorization": f"Bearer {key}"} if key else {}
     return {
@@ -63,7 +63,7 @@ def client_options(key: str | None, timeout: httpx2.Timeout | None = None) -> di
 
 
 def hung_up(error: BaseException) -> bool:
-    """Whether the connection was closed, or broke, before any reply."""
+    """Return whether the error means that the connection was closed, or broke, before any reply."""
     if isinstance(error, _PROTOCOL):
         # Other errors of this class are a reply, if none that can be read.
         return "disconnected" in str(error)
@@ -71,7 +71,7 @@ def hung_up(error: BaseException) -> bool:
 
 
 def why(error: BaseException) -> str:
-    """Describes an error in plain words; else by the system's message, or by its class."""
+    """Return a short phrase for an error; else the system's message or the name of its class."""
     causes = list(_causes(error))
     for kind, said in _WHY:
         if any(isinstance(cause, kind) for cause in causes):

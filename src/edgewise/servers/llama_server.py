@@ -1,4 +1,4 @@
-"""llama.cpp's server: `POST /completion`, by ids or by text."""
+"""llama.cpp's server, by `POST /completion` with token ids or with text."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -53,7 +53,7 @@ class _Row(_Top):
 
 
 class _Timings(msgspec.Struct):
-    """Tokens, and milliseconds."""
+    """Counts of tokens (`_n`) and durations in milliseconds (`_ms`)."""
 
     cache_n: Count | None = None
     prompt_n: Count | None = None
@@ -63,7 +63,7 @@ class _Timings(msgspec.Struct):
 
 
 class _Reply(msgspec.Struct):
-    """A whole reply, or a part of a stream; `tokens_predicted` counts untold ones too."""
+    """A whole reply or a part of a stream; `tokens_predicted` also counts tokens not sent yet."""
 
     tokens: list[int] | None = None
     content: str | None = None
@@ -79,7 +79,7 @@ class _Generation(msgspec.Struct):
 
 
 class Props(msgspec.Struct):
-    """A reply of `/props`."""
+    """A reply of `/props`; `n_ctx` in its settings is the context of one slot."""
 
     model_path: str | None = None
     total_slots: Annotated[int, msgspec.Meta(ge=1, le=65_536)] | None = None
@@ -102,7 +102,10 @@ class _Prompt(msgspec.Struct):
 
 
 class LlamaCppServer(IdServer, EdgeServer):
-    """It has no salt and no priority; the prefix cache is per slot."""
+    """llama-server, by token ids, for a cloud or an edge model.
+
+    It has no cache salt and no request priority; each slot has a prefix cache of its own.
+    """
 
     name, owner, verifies = "llama-server", "llamacpp", True
     # 100 are 9 KB of JSON, about 5% of a 135M model's time.
@@ -136,10 +139,11 @@ class LlamaCppServer(IdServer, EdgeServer):
         )
 
     def score(self, asked: Wanted) -> Request:
-        """Makes it write the last ids only, a decode step each.
+        """Return a request that makes the server write the last `asked.n` ids, a decode step each.
 
-        It tells no logprobs of a prompt, but those of what it writes, before sampling: a grammar
-        makes it write these. An end token can be no part of a grammar, but is written at its end.
+        The server reports no logprobs of a prompt, but those of tokens it writes, before sampling.
+        So a grammar forces it to write these ids. An end token cannot be part of a grammar, but the
+        server can write it where the grammar ends; a logit bias makes it do so.
         """
         before, (*first, last) = asked.ids[: -asked.n], asked.ids[-asked.n :]
         fields: dict[str, Any] = {**GREEDY, "logit_bias": [[last, _CERTAIN]]}
@@ -152,16 +156,17 @@ class LlamaCppServer(IdServer, EdgeServer):
         return verification_of(block, self.completed(data), written=len(block))
 
     def prefill(self, ids: Sequence[int], model: str | None) -> Request:
-        """Fills a slot with `ids`, and says which and how many it computed."""
+        """Return the request that fills a slot's KV cache with `ids` and writes nothing."""
         body = {"prompt": ids, "n_predict": 0, "response_fields": ["timings", "id_slot"]}
         return Request("/completion", {**body, **_named(model)}, len(ids))
 
     def slot(self, data: bytes) -> tuple[int, int | None]:
-        """The slot of a reply, and how many tokens of the prompt it had; raises `Fault`."""
+        """Return a reply's slot number and cached prompt tokens (or None). Raises `Fault`."""
         reply = decoded(data, _Reply)
         return reply.id_slot, reply.timings.cache_n
 
     def props(self, model: str | None) -> Request:
+        """Return the request for the server's properties (`Props`)."""
         return Request(f"/props?{urlencode(_named(model))}".removesuffix("?"))
 
     def tokenize(self, text: str, model: str | None) -> Request:
@@ -227,7 +232,7 @@ class LlamaCppServer(IdServer, EdgeServer):
 
 
 class LlamaCppText(TextServer):
-    """By `/apply-template` once a conversation, then `/completion` with the prompt as text."""
+    """llama-server, by text: `/apply-template` renders messages, `/completion` continues."""
 
     name, owner, prompts, names = "llama-server", "llamacpp", True, False
 
@@ -258,14 +263,14 @@ class LlamaCppText(TextServer):
 
 
 def ordered(drawn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Sampling fields, with its samplers in the order in which Edgewise applies them."""
+    """Return sampling fields, with `samplers` in the order in which Edgewise applies its own."""
     if "top_p" not in drawn:
         return drawn
     return {**drawn, "samplers": ["temperature", "top_k", "top_p", "min_p"]}
 
 
 def _named(model: str | None) -> dict[str, str]:
-    """The model's name: a server of several models chooses by it."""
+    """Return the field with the model's name, by which a server of several models chooses."""
     return {} if model is None else {"model": model}
 
 

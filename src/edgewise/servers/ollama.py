@@ -1,4 +1,4 @@
-"""Ollama: an edge by `POST /api/generate` with `raw`, a cloud by `/api/chat`; both by text."""
+"""Ollama, by text: an edge model by raw `POST /api/generate`, a cloud model by `/api/chat`."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -42,7 +42,7 @@ class _Details(msgspec.Struct):
 
 
 class _Tag(msgspec.Struct):
-    """`remote_host` is where a model runs of which Ollama has nothing but the name."""
+    """A model in Ollama's list; `remote_host` is set for a model that runs on another host."""
 
     name: str
     remote_host: str = ""
@@ -55,7 +55,7 @@ class _Tags(msgspec.Struct):
 
 
 class _Shown(msgspec.Struct):
-    """What a Modelfile adds to the weights; the context of a `parameters` holds."""
+    """What a Modelfile adds to the weights; of `parameters`, Ollama still applies `num_ctx`."""
 
     template: str = ""
     system: str = ""
@@ -77,7 +77,7 @@ class _Written(_Piece, rename={"letters": "bytes"}):
 
 
 class _Generated(msgspec.Struct):
-    """A line of `/api/generate`, a reply of `/api/chat`; `done` with the last."""
+    """A line of `/api/generate` or a reply of `/api/chat`; `done` is True in the last line."""
 
     response: str = ""
     message: AssistantMessage | None = None
@@ -90,7 +90,7 @@ class _Generated(msgspec.Struct):
 
 
 class OllamaServer(EdgeServer):
-    """Its GGUF, and so its tokenizer, lies on this disk."""
+    """Ollama as the server of an edge model, whose GGUF (with its tokenizer) is on this disk."""
 
     program, top, most, takes_text, joins = "Ollama", 20, 20, True, True
     asks = (Request("/api/tags"),)
@@ -158,7 +158,7 @@ class OllamaServer(EdgeServer):
 
 
 class OllamaText(TextServer):
-    """A prompt longer than its context is declined, where Ollama by itself would cut it."""
+    """Ollama as the server of a cloud model; too long a prompt is declined, and not cut."""
 
     name = "Ollama"
 

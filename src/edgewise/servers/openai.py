@@ -1,4 +1,4 @@
-"""OpenAI's `POST /v1/completions`: vLLM, LM Studio, mlx_lm.server and who else has it."""
+"""Servers with OpenAI's `POST /v1/completions`: vLLM, LM Studio, mlx_lm.server and others."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -67,7 +67,7 @@ class _Content(msgspec.Struct):
 
 
 class _Logprobs(msgspec.Struct):
-    """Lists by token; `content` is what mlx_lm.server has instead."""
+    """Lists with an entry for each token; mlx_lm.server sends `content` instead."""
 
     tokens: list[str] | None = None
     token_logprobs: list[float | None] = []
@@ -75,7 +75,7 @@ class _Logprobs(msgspec.Struct):
     content: list[_Content] = []
 
     def rows(self) -> list[tuple[str, float | None, _Top]]:
-        """Token, logprob and candidates by their text."""
+        """Return for each token its text, its logprob, and the candidates by their text."""
         logprobs = chain(self.token_logprobs, repeat(None))
         tops = chain(self.top_logprobs or (), repeat(None))
         named = zip(self.tokens or (), logprobs, tops, strict=False)
@@ -83,7 +83,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """Of a completion by its `text`, of a chat by its `message`."""
+    """A choice of a completion, with a `text`, or of a chat, with a `message`."""
 
     text: str | None = None
     message: AssistantMessage | None = None
@@ -101,7 +101,7 @@ class _Reply(msgspec.Struct):
 
 
 class OpenAiReplies(TextServer):
-    """A server that replies as OpenAI's does, to a chat or to a prompt."""
+    """Base of servers whose replies, to a chat or to a prompt, have OpenAI's form."""
 
     def continued(self, data: bytes) -> TextContinuation:
         reply = decoded(data, _Reply)
@@ -116,7 +116,7 @@ class OpenAiReplies(TextServer):
 
 
 class CompletionsServer(OpenAiReplies):
-    """By `/v1/completions` with the prompt as text."""
+    """A server of a cloud model that takes the prompt as one text, by `/v1/completions`."""
 
     name, prompts, renders = "completions", True, True
 
@@ -126,7 +126,11 @@ class CompletionsServer(OpenAiReplies):
 
 
 class LmStudioServer(EdgeServer):
-    """By text prompts. `listed_as` is the `owned_by`, `place` a model's address on this disk."""
+    """LM Studio as the server of an edge model, by text prompts.
+
+    `listed_as` is the `owned_by` of its entries in `/v1/models`. `place` is what precedes a model's
+    name in the address of its files on this disk.
+    """
 
     program, top, most, takes_text = "LM Studio", 10, 10, True
     listed_as: ClassVar[str] = "organization_owner"
@@ -181,7 +185,10 @@ class LmStudioServer(EdgeServer):
 
 
 class VllmServer(IdServer, LmStudioServer):
-    """By ids, written `token_id:123`; its meter needs `--enable-prompt-tokens-details`."""
+    """vLLM, by token ids, for a cloud or an edge model. Replies write an id as `token_id:123`.
+
+    Cached tokens are reported only if vLLM runs with `--enable-prompt-tokens-details`.
+    """
 
     name, owner, verifies, salts, names = "vLLM", "vllm", True, True, True
     program, top, most, takes_text = "vLLM", 20, 20, False
@@ -206,14 +213,14 @@ class VllmServer(IdServer, LmStudioServer):
         )
 
     def score(self, asked: Wanted) -> Request:
-        """A prompt for each id, and a token written for each: the cache serves all but the last."""
+        """Return a request of one prompt per id to score; its last id alone is not in the cache."""
         ids = asked.ids
         prompts = [ids[:end] for end in range(len(ids) - asked.n, len(ids))]
         one = self.complete(asked._replace(n=1, drawn=GREEDY))
         return one.having(prompt=prompts, logprobs=_MOST)._replace(ids=sum(map(len, prompts)))
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
-        """An id that is not among the 20 likeliest has the logprob of the last: an upper bound."""
+        """Return the verification; an id outside the 20 likeliest gets the logprob of the 20th."""
         reply = decoded(data, _Reply)
         choices = sorted(reply.choices or [], key=lambda choice: choice.index)
         if [choice.index for choice in choices] != [*range(len(block))]:
@@ -235,7 +242,7 @@ class VllmServer(IdServer, LmStudioServer):
 
 
 class MlxServer(LmStudioServer):
-    """mlx_lm.server: reports ids, but candidates only in whole replies."""
+    """mlx_lm.server for an edge model: it reports ids, but candidates only in whole replies."""
 
     program, chunk = "mlx_lm.server", 8
     listed_as, place = "", ""
@@ -268,13 +275,16 @@ def _candidates(top: _Top | None) -> list[tuple[int, float | None]]:
 
 
 def _logprob(token: int, top: Sequence[tuple[int, float | None]]) -> float | None:
-    """That of the id, at most the last candidate's; None where too few say too little."""
+    """Return the id's logprob, or the last candidate's for an id that is not among them.
+
+    None if there are fewer than 20 candidates with a logprob: their last is no bound.
+    """
     known = {one: value for one, value in top if value is not None}
     return known.get(token, min(known.values()) if len(known) >= _MOST else None)
 
 
 def id_of(token: str) -> int:
-    """`token_id:123` is 123. Raises `Fault`."""
+    """Return the id in a token's name such as `token_id:123`. Raises `Fault` for any other text."""
     match = _ID.fullmatch(token)
     if match is None:
         raise Fault(f"tokens as text where ids were asked for: {token[:LONGEST_NAME]!r}")

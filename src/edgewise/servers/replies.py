@@ -1,4 +1,4 @@
-"""What replies of several servers have in common: usage, finish reasons, completions by ids."""
+"""What the replies of several servers have in common: token usage, finish reasons, completions."""
 
 import math
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from edgewise.events import Candidate
 from edgewise.servers.base import Count, Fault
 
 THINK = "<think>"
-"""Opens a block of reasoning in most models."""
+"""The tag that opens a block of reasoning in most models."""
 
 TOP = 5
-"""Candidates asked for with every token."""
+"""How many candidates a request asks for with every token."""
 
 _ENDED = frozenset({"stop", "eos", "eos_token", "end_turn", "stop_sequence"})
 _CUT = frozenset({"length", "max_tokens", "model_length", "limit"})
@@ -35,9 +35,10 @@ class _Details(msgspec.Struct):
 
 
 class Meter(msgspec.Struct):
-    """`usage`, as an engine or API counts; what it does not report is None.
+    """The `usage` object of a reply: token counts, None where not reported.
 
-    `prompt_cache_hit_tokens` is DeepSeek's word, `cached_tokens` out here Moonshot's.
+    Cached tokens have three names: OpenAI's is in `prompt_tokens_details`, DeepSeek's is
+    `prompt_cache_hit_tokens`, Moonshot's is `cached_tokens` at the top level.
     """
 
     prompt_tokens: Count | None = None
@@ -48,6 +49,7 @@ class Meter(msgspec.Struct):
 
     @property
     def cached(self) -> int | None:
+        """Prompt tokens that came from the provider's cache; None if it does not report them."""
         details = self.prompt_tokens_details
         if details is not None and details.cached_tokens is not None:
             return details.cached_tokens
@@ -56,19 +58,22 @@ class Meter(msgspec.Struct):
 
 
 def uncached(total: int | None, cached: int | None) -> int | None:
-    """Prompt tokens that were computed; None where the engine does not report it."""
+    """Return how many prompt tokens were computed; None if one of the two counts is not known."""
     return total - cached if total is not None and cached is not None else None
 
 
 def only(choices: Sequence[_T]) -> _T:
-    """The one choice that was asked for; raises `Fault`."""
+    """Return the single choice of a reply. Raises `Fault` if there are none or several."""
     if len(choices) != 1:
         raise Fault(f"{len(choices)} choices for one prompt")
     return choices[0]
 
 
 def has_ended(reason: str | None) -> bool:
-    """Whether the model ended the text, by its finish reason; raises `Fault` for no text."""
+    """Return whether a finish `reason` says that the model ended its answer by itself.
+
+    Raises `Fault` for a reply stopped by a content filter, for a tool call, or an engine's error.
+    """
     if reason in _FILTERED:
         raise Fault("a reply that its content filter stopped", CloudRejected)
     if reason in _TOOLS:
@@ -79,7 +84,10 @@ def has_ended(reason: str | None) -> bool:
 
 
 def was_ended(reason: str | None) -> bool:
-    """`has_ended` for a text, of which one has to know whether it was cut."""
+    """Return True if the model ended its answer, False if the text was cut at its limit.
+
+    Raises `Fault` as `has_ended` does, and for a `reason` that is neither.
+    """
     ended = has_ended(reason)
     if not ended and reason not in _CUT:
         raise Fault(f"the unknown finish_reason {reason!r:.50}")
@@ -96,9 +104,11 @@ def completion_of(
     cached: int | None,
     seconds: float | None = None,
 ) -> Completion:
-    """A completion of `ids`; `tops` are candidates (id, logprob) for each, `seconds` the engine's.
+    """Return a `Completion` of `ids`.
 
-    An engine that stopped may report the row of an end token whose id it leaves out.
+    `tops` holds the candidates (id, logprob) of each id. `prompt` and `cached` are the engine's
+    counts of prompt tokens, and of those among them from its cache; `seconds` is its own time. If
+    the model ended its answer (`stopped`), a last row in excess, that of an end token, is dropped.
     """
 
     def kept(rows: Sequence[_T]) -> Sequence[_T]:
@@ -117,10 +127,11 @@ def completion_of(
 
 
 def verification_of(ids: Sequence[int], told: Completion, *, written: int) -> Completion:
-    """A verification of `ids`, by what an engine told of each as if it had written them.
+    """Return a verification of `ids`: `told`, an engine's report on them, with `verified` set.
 
-    It bills so many tokens `written` for it.
-    Raises `Fault` where that is of other ids, or lacks a logprob or the likeliest.
+    `told` is the report in the form of a completion, as if the engine had written `ids` itself;
+    `written` is how many tokens the engine bills as written. Raises `Fault` if the report is on
+    other ids, or lacks the logprob or the candidates of one.
     """
     verified = tuple(
         Verified(max(logprob, LEAST), top[0].id, top[0].logprob)
@@ -145,7 +156,10 @@ def _candidates(top: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...
 
 
 class AssistantMessage(msgspec.Struct):
-    """Mistral has a list for a content with thoughts, and Ollama its own word for these."""
+    """The message in a chat API's reply, with the names that several APIs give to reasoning.
+
+    Mistral's `content` is a list if there is reasoning in it; `thinking` is Ollama's name.
+    """
 
     content: str | list[msgspec.Raw] | None = None
     reasoning_content: str | None = None
@@ -157,7 +171,7 @@ class AssistantMessage(msgspec.Struct):
 
 
 def text_of(message: AssistantMessage) -> str:
-    """Raises `Fault` for what is no continuation: a refusal, a tool call, thoughts."""
+    """Return the text of a message. Raises `Fault` for a refusal, a tool call, or reasoning."""
     if message.refusal:
         raise Fault("a refusal to answer", CloudRejected)
     if message.tool_calls or message.function_call:
@@ -169,7 +183,7 @@ def text_of(message: AssistantMessage) -> str:
 
 
 def thinks() -> Fault:
-    """The fault of a model that reasons before it answers."""
+    """Return the fault for a model that reasons before it answers."""
     return Fault(
         "a block of reasoning, which is not part of an answer",
         CloudRejected,
@@ -179,7 +193,7 @@ def thinks() -> Fault:
 
 
 def words_of(said: object) -> str:
-    """The error message in an engine's or API's reply of any form, at most 200 characters."""
+    """Return the error message in an API's reply of any form, at most 200 characters long."""
     if isinstance(said, bytes):
         try:
             said = msgspec.json.decode(said)

@@ -1,4 +1,4 @@
-"""SGLang: `POST /generate`, token ids both ways."""
+"""SGLang, by `POST /generate` with token ids in both directions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ class _Generated(msgspec.Struct):
 
 
 class SglangServer(IdServer):
-    """Its prefix cache is exact to the token."""
+    """SGLang for a cloud model. Its prefix cache matches to the exact token, not in blocks."""
 
     name, owner, verifies, reads_once, salts, adapts = "SGLang", "sglang", True, True, True, False
 
@@ -51,8 +51,8 @@ class SglangServer(IdServer):
         return _told(reply.output_ids, meta.output_token_logprobs, meta.output_top_logprobs, meta)
 
     def score(self, asked: Wanted) -> Request:
-        """One prefill; the cache serves all before the id before them."""
-        # Of the id at the start it tells nothing.
+        """Return a request that scores the last ids in one prefill, most of it from the cache."""
+        # The first id of the scored range gets no logprob, so the range begins one id earlier.
         start = len(asked.ids) - asked.n - 1
         parameters = {"max_new_tokens": 1, **GREEDY}
         return _request(asked, parameters, top_logprobs_num=1, logprob_start_len=start)

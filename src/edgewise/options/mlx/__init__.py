@@ -1,1 +1,1 @@
-"""Edge models on MLX, through mlx-lm: Macs with Apple silicon; on Linux, the CPU, slowly."""
+"""Edge models on MLX, through mlx-lm: on Macs with Apple silicon, or slowly on Linux's CPU."""

@@ -1,9 +1,9 @@
-"""`MlxModel`: a model that mlx-lm runs.
+"""`MlxModel`: an edge model that mlx-lm runs.
 
-A model is a folder with `config.json` and safetensors, in MLX's quantised form or in full. A
-config's `model_file` is never run, and nothing is asked of the network. Arrays are lazy, so a model
-is held against its files before it takes memory. Logits of every id and the hidden state that its
-head reads come from one pass.
+A model is a folder with `config.json` and safetensors, in MLX's quantised form or unquantised. A
+config's `model_file` (code) is never run, and no network request is made. MLX computes arrays only
+when they are needed, so a model's size is compared with its files before it takes memory. One pass
+gives the logits of every id and the hidden state that the model's head reads.
 """
 
 import platform
@@ -42,14 +42,14 @@ _BUILDS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
 _GROWTH = 8  # most times that mlx-lm may enlarge the weights of a file when it unpacks them
 
 _GROUPS, _BITS = (16, 32, 64, 128), (2, 3, 4, 5, 6, 8)
-"""Group sizes and bits that MLX supports. It ends the process for any other."""
+"""Group sizes and bits that MLX supports; it ends the whole process for any other."""
 
 _KIND = re.compile(r"[\w-]+")
 _ASIDE = "hf_quant_config.json"  # other tools' description of quantisation, which mlx-lm reads too
 
 
 def modules() -> list[Any]:
-    """mlx.core and mlx_lm. Raises `UsageError`."""
+    """Import and return mlx.core and mlx_lm. Raises `UsageError` if they do not run here."""
     here = platform.system(), platform.machine()
     if here not in _BUILDS:
         raise UsageError(
@@ -66,6 +66,7 @@ def modules() -> list[Any]:
 
 
 def load_folder(mx: Any, folder: Path, device: Any) -> Any:
+    """Load and return the model in `folder`, on `device`. Raises `ModelError` if it is damaged."""
     files = weight_files(folder)
     count_weights(files)
     with mx.stream(device):
@@ -86,7 +87,7 @@ def load_folder(mx: Any, folder: Path, device: Any) -> Any:
 
 
 def _is_mlx(config: Path) -> bool:
-    """Whether MLX wrote the model: its config has a quantization, or its weights say so."""
+    """Return whether MLX wrote the model, by its config's quantization or its weights' metadata."""
     from safetensors import SafetensorError, safe_open
 
     with suppress(ModelError, OSError, SafetensorError):  # the engine says what is wrong with them
@@ -130,7 +131,7 @@ def _check_quantization(folder: Path, config: HubConfig) -> None:
 
 
 def _classes(library: Any, config: dict[str, Any]) -> tuple[Any, Any]:
-    """A model's classes as mlx-lm chooses them; a model is made that looks at packed weights."""
+    """Return a model's classes as mlx-lm chooses them, changed to check packed weights."""
     kind, arguments = library._get_classes(config)
 
     def build(described: Any) -> Any:
@@ -150,7 +151,7 @@ def _classes(library: Any, config: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _check_packed(model: Any, weights: dict[str, Any]) -> None:
-    """Raise `ValueError` for weights that are packed otherwise than the model's widths allow."""
+    """Raise `ValueError` if weights are not packed as the widths of the model's layers require."""
     for path, module in model.named_modules():
         scales, packed = (weights.get(f"{path}.{name}") for name in ("scales", "weight"))
         if scales is None or packed is None or "weight" not in module:
@@ -185,10 +186,11 @@ def _check_size(folder: Path, model: Any, arrays: list[Any], held: int) -> None:
 
 
 class MlxCache(SequenceCache):
-    """The cache of one sequence.
+    """The KV cache of one sequence.
 
-    Attention's keys and values are trimmed, with a check: mlx-lm raises nothing for a trim that it
-    refuses. The state of recurrent layers, and of windows that have moved on, is copied.
+    Attention's keys and values are trimmed, and the result is checked: mlx-lm raises nothing for a
+    trim that it refuses. The states of recurrent layers, and of sliding windows that have moved on,
+    are copied at checkpoints.
     """
 
     def __init__(self, model: "MlxModel", *, room: int) -> None:
@@ -212,7 +214,7 @@ class MlxCache(SequenceCache):
 
     @property
     def cuttable(self) -> bool:
-        """A window can be cut until it has moved on."""
+        """Whether all layers can be cut now; a sliding window can until it has moved on."""
         return self.rewinds != "no" and all(part.is_trimmable() for part in self._copied)
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
@@ -224,6 +226,7 @@ class MlxCache(SequenceCache):
 
     @property
     def state_size(self) -> int:
+        """Size in bytes of one copy of all states that cannot be trimmed."""
         return sum(part.nbytes for part in self._copied)
 
     def _copy(self) -> list[Any]:
@@ -239,7 +242,7 @@ class MlxCache(SequenceCache):
         return all(done)
 
     def _states(self, states: list[Any]) -> list[Any]:
-        """Copies of its own for each holder, since some are written in place."""
+        """Return a separate copy of states, since some are written in place."""
         with self._model.mx.stream(self._model.device):
             copied = deepcopy(states)
             self._model.mx.eval(copied)
@@ -255,14 +258,14 @@ def _parts(kinds: Any, layers: Iterable[Any]) -> Generator[Any]:
 
 
 def _is_cut(kinds: Any, part: Any, context: int) -> bool:
-    """Whether a layer's cache holds all ids of a context, and is cut anywhere."""
+    """Return whether a layer's cache holds all ids of a context, so that it can be cut anywhere."""
     if type(part) is kinds.RotatingKVCache:
         return part.max_size > context
     return type(part) in (kinds.KVCache, kinds.ConcatenateKVCache, kinds.QuantizedKVCache)
 
 
 def _watch(module: Any, see: Any) -> None:
-    """Call `see` with what a module reads where it is the head: the state after the final norm."""
+    """Call `see` with the input of a module that is the head: the state after the final norm."""
     kind: Any = type(module)
     tied = hasattr(kind, "as_linear")
 
@@ -280,7 +283,7 @@ def _watch(module: Any, see: Any) -> None:
 
 
 class MlxModel(FolderModel):
-    """A model that mlx-lm runs. Implements `EdgeModel`. One run at a time."""
+    """An edge model that mlx-lm runs. One run at a time."""
 
     engine = "mlx-lm"
     reads = (".safetensors", *DESCRIPTIONS)
@@ -328,10 +331,15 @@ class MlxModel(FolderModel):
         self._seen = entered
 
     def new_cache(self) -> list[Any]:
+        """Return an empty cache of mlx-lm's own, one object for each layer."""
         return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
 
     def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> list[Any]:
-        """Compute `ids`: logits [n, vocabulary], hidden [n, d] or None; nothing without outputs."""
+        """Run `ids` after those in `cache`, and return [logits, hidden states].
+
+        Logits are [n, vocabulary], hidden states [n, d] or None, for the ids that `outputs` names;
+        with "none" the list is empty.
+        """
         mx = self.mx
         with mx.stream(self.device):
             made = self._model(mx.array([list(ids)]), cache=cache)

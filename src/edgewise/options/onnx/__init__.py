@@ -1,1 +1,1 @@
-"""Edge models on ONNX Runtime, through onnxruntime-genai: folders with `genai_config.json`."""
+"""Edge models on ONNX Runtime, by onnxruntime-genai: folders with a `genai_config.json`."""

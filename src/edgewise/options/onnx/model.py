@@ -1,11 +1,12 @@
-"""`OnnxModel`: a model that onnxruntime-genai runs.
+"""`OnnxModel`: an edge model that onnxruntime-genai runs.
 
-A model is a folder with `genai_config.json`, as its model builder writes it. That may name
-libraries for the runtime to load, and files anywhere: such a folder is refused. The library reads
-what was checked, written anew, and no JSON of the folder's. Logits of every id
-come from the graph's output; a hidden state does where the model was built with
-`include_hidden_states`. Each session is a generator with a KV cache of its own, and rolls back by
-`rewind_to`. A pass holds Python's global lock, so threads take turns with it.
+A model is a folder with `genai_config.json`, as the library's model builder writes it. Such a file
+may name libraries to load, and files anywhere on the disk; a folder with one that does is refused.
+The library is given a new file with the checked entries, and none of the folder's JSON.
+
+Logits of every id come from the graph's output; hidden states only if the model was built with
+`include_hidden_states`. Each session is a generator with its own KV cache, and rolls back by
+`rewind_to`. A pass holds Python's global lock, so threads take turns.
 """
 
 import json
@@ -37,6 +38,7 @@ from edgewise.options.folder import (
 from edgewise.registry import imported
 
 CONFIG = "genai_config.json"
+"""The file that describes a model to onnxruntime-genai."""
 
 _WEIGHTS = re.compile(r"\.onnx|\.data$|\.bin$")
 _PLAIN = re.compile(r"[\w-][\w. -]*")
@@ -46,7 +48,7 @@ _RUNS = re.compile(r"library|libray|(^|_)libs?(_|$)|plugin|backend_path")
 _WRITES = re.compile(r"profiling|dump|optimized_model|context_enable|cache_enable")
 _LEADS = re.compile(r"(?<!pro)file|path|(^|[._])dir|load_config")
 _QUALCOMM = re.compile(r"(lib)?Qnn(Htp|Gpu|Cpu)\.(dll|so)")
-"""Libraries of the runtime's own that a model for Qualcomm's chips has to name."""
+"""The runtime's own libraries that a model for Qualcomm chips has to name."""
 
 _OTHER_PARTS = ("encoder", "vision", "speech", "embedding", "joiner")
 
@@ -61,7 +63,7 @@ class _Decoder(msgspec.Struct, frozen=True):
 
 
 class OnnxDescription(msgspec.Struct, frozen=True):
-    """Sizes in ids, and the names of the graph's outputs, from the config."""
+    """The checked part of a genai_config.json: sizes in ids, and names of the graph's outputs."""
 
     type: str
     vocab_size: Annotated[int, msgspec.Meta(ge=1)]
@@ -74,7 +76,10 @@ class _Config(msgspec.Struct, frozen=True):
 
 
 def read_onnx_folder(folder: Path) -> tuple[OnnxDescription, dict[str, Any]]:
-    """What `folder` holds, and its whole config. Raises `ModelError` for what is not safe."""
+    """Return the description of the model in `folder`, and its whole config as a dict.
+
+    Raises `ModelError` if the config is not safe, or of no decoder-only language model.
+    """
     path = folder / CONFIG
     raw = read_json(path, dict[str, Any])
     if raw is None:
@@ -100,7 +105,7 @@ def read_onnx_folder(folder: Path) -> tuple[OnnxDescription, dict[str, Any]]:
 
 @contextmanager
 def _checked_alone(folder: Path, config: dict[str, Any]) -> Generator[str]:
-    """A private folder: the checked `config`, and links to the files of `folder` but its JSON."""
+    """Yield a private folder: the checked `config`, and links to all but `folder`'s JSON."""
     written = json.dumps(config, ensure_ascii=False, allow_nan=False)
     if "\\" in written:  # escapes, which not every parser reads alike
         raise damaged(folder / CONFIG, "has names with signs that no name has")
@@ -117,7 +122,7 @@ def _checked_alone(folder: Path, config: dict[str, Any]) -> Generator[str]:
 
 
 def _entries(value: object, key: str = "", option: bool = False) -> Iterator[tuple[Any, ...]]:
-    """Key, value, and whether it is an option of the runtime's or of a provider's."""
+    """Yield key, value, and whether it is an option of the runtime or of an execution provider."""
     if isinstance(value, dict):
         option = option or key.casefold().endswith("_options")
         for name, inner in value.items():
@@ -159,12 +164,12 @@ _log = logging.getLogger(__name__)
 
 
 class OnnxCache(SequenceCache):
-    """The cache of one sequence; it rolls back by `rewind_to`."""
+    """The KV cache of one sequence: a generator of the library, which `rewind_to` rolls back."""
 
     def __init__(
         self, new: Callable[[], Any], outputs: tuple[str, str], *, rewinds: Rewinds = "anywhere"
     ) -> None:
-        """`new` makes a generator; `outputs` are the names of logits and hidden states."""
+        """`new` makes a generator; `outputs` names the graph's logits and hidden states."""
         self._new, self.rewinds = new, rewinds
         self._logits, self._hidden = outputs
         super().__init__()
@@ -190,7 +195,7 @@ class OnnxCache(SequenceCache):
             return None  # the graph has no such output
 
     def _read(self, name: str, first: int) -> Any:
-        """An output of the last run, float32[ids, size], a copy."""
+        """Return a copy of an output of the last run, from row `first` on: float32[ids, size]."""
         return np.asarray(self._generator.get_output(name)[0], np.float32)[first:]
 
     def _back(self, count: int, state: Any | None) -> bool:
@@ -199,7 +204,7 @@ class OnnxCache(SequenceCache):
 
 
 class OnnxModel(FolderModel):
-    """A model in ONNX form. Implements `EdgeModel`."""
+    """An edge model in ONNX form, which onnxruntime-genai runs."""
 
     engine = "onnxruntime-genai"
     reads = (".onnx", ".data", ".onnx_data", ".bin", *DESCRIPTIONS)
@@ -235,6 +240,7 @@ class OnnxModel(FolderModel):
         )
 
     def fingerprint(self) -> str:
+        """Return a hash of the config and of all files with weights."""
         held = sorted(path for path in self.path.iterdir() if path.is_file())
         weights = [path for path in held if _WEIGHTS.search(path.name)]
         return digest_of([self.path / CONFIG, *weights])
@@ -268,7 +274,7 @@ class OnnxModel(FolderModel):
 
 
 def import_genai() -> Any:
-    """The library, with the order to send and keep no telemetry. Raises `UsageError` without it."""
+    """Import and return onnxruntime_genai, with its telemetry disabled. Raises `UsageError`."""
     if os.environ.get(_TELEMETRY, "").strip().casefold() not in _TRUE:
         early = [name for name in ("onnxruntime", "onnxruntime_genai") if name in sys.modules]
         if early:

@@ -1,1 +1,1 @@
-"""Redaction: private words leave as placeholders, and come back as what they stand for."""
+"""Redaction: the cloud reads placeholders for private words; its answer gets the words back."""

@@ -1,7 +1,7 @@
-"""The detectors of this package: e-mail and IP addresses, phones, IBANs and cards, secrets.
+"""Detectors of private words: e-mail and IP addresses, phones, IBANs, payment cards, secrets.
 
-A pattern reads no character twice: starts are looked up by what stands before them, and what was
-read is not given back. Phones need `edgewise[redact]`.
+Each finds spans of a text. Patterns run in linear time: a match begins only behind certain
+characters, and quantifiers never backtrack. Phone numbers need `edgewise[redact]`.
 """
 
 import ipaddress
@@ -30,7 +30,7 @@ _SAYS_NOTHING = ("0.", "127.", "255.")  # this host, any host, and masks
 
 
 class Email:
-    """E-mail addresses, by their form."""
+    """Finds e-mail addresses, by their form."""
 
     labels = ("EMAIL",)
 
@@ -45,7 +45,7 @@ class Email:
 
 
 class Ip:
-    """IPv4 and IPv6 addresses, but those that every host has, and not what is called a version."""
+    """Finds IPv4 and IPv6 addresses, except those that every host has, and version numbers."""
 
     labels = ("IP",)
 
@@ -80,7 +80,7 @@ _CARD = re.compile(
     r")(?![\w]|[-.]\d))"
 )
 _ISSUED = re.compile(r"4|5[0-8]|2[2-7]|3[0-9]|6[0-9]|81|9792")
-"""First digits of card numbers, by ISO/IEC 7812's ranges for banks and merchants."""
+"""First digits of card numbers that banks and merchants issue (ISO/IEC 7812)."""
 
 _IBAN = re.compile(
     r"(?<![^\W_])(?=([A-Za-z]{2}(?:0[2-9]|[1-8]\d|9[0-8])(?:[ \u00a0\u202f-]?[A-Za-z0-9]){11,40}))"
@@ -97,17 +97,17 @@ _CALLED = re.compile(
 )
 _DATE = re.compile(r"\d{4}[-./ ]\d{1,2}[-./ ]\d{1,2}\b|\d{1,2}[-./ ]\d{1,2}[-./ ](?:19|20)\d\d\b")
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){2,3}|\d+\.\d+")
-"""An IP address or a part of one, or a fraction."""
+"""Matches an IP address or a part of one, or a decimal fraction."""
 _BREAKS = re.compile(r"[ ()./\u00a0\u2010-\u2013-]")
 _FEWEST = 9  # digits of a number that begins with no zero and is not said to be one
 _NUMBER_OF = 40  # characters before a number that may say what it is
 
 REGIONS = ("US", "GB", "DE", "FR", "ES", "IT", "NL", "AT", "CH", "PL", "IN", "AU", "BR", "JP", "CN")
-"""Whose national numbers are known; those with a country's code are known of all."""
+"""Countries whose national numbers are found; numbers with a country code are for all countries."""
 
 
 class Card:
-    """Numbers of payment cards: length, grouping, how they begin, and Luhn's check digit."""
+    """Finds payment card numbers, by length, grouping, first digits, and Luhn's check digit."""
 
     labels = ("CARD",)
 
@@ -121,7 +121,7 @@ class Card:
 
 
 class Iban:
-    """Numbers of bank accounts: their form, and the remainder by 97."""
+    """Finds bank account numbers (IBANs), by their form and their check digits (modulo 97)."""
 
     labels = ("IBAN",)
 
@@ -145,15 +145,17 @@ def _is_account(written: str) -> bool:
 
 
 class Phone:
-    """Phone numbers that are valid in their country.
+    """Finds phone numbers that are valid in their country.
 
-    With a country's code, of all countries; else of `REGIONS`, where the number is divided as one,
-    begins with a zero, or is said to be one.
+    A number with a country code may be of any country. One without must be valid in one of
+    `REGIONS`, and be grouped as is usual there, begin with a zero, or follow a word such as
+    "phone".
     """
 
     labels = ("PHONE",)
 
     def __init__(self) -> None:
+        """Raise `UsageError` if the phonenumbers package is missing."""
         try:
             self._phones: Any = import_module("phonenumbers")
         except ImportError as error:
@@ -183,7 +185,7 @@ class Phone:
         return any(self._is_divided(written, region) for region in REGIONS)
 
     def _is_divided(self, written: str, region: str) -> bool:
-        """Whether it is, and divided as numbers there are, which a number of something is not."""
+        """Return whether a number is valid and grouped as is usual there, unlike an amount."""
         if sum(map(str.isdigit, written)) < _FEWEST or not _BREAKS.search(written):
             return False
         strict = self._phones.Leniency.STRICT_GROUPING
@@ -214,7 +216,7 @@ _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
     ("ew-", r"[\w-]", 20),
     ("eyJ", r"[\w.-]", 20),  # JWT
 )
-"""Prefixes of services' secrets, the characters that follow, and their least number."""
+"""Prefixes of services' secrets, the characters that follow, and how many at least."""
 
 _SERVICE = re.compile(
     r"(?<![^\W\d])(?:"
@@ -237,11 +239,11 @@ _DENSE = re.compile(r"(?<![\w+/=-])[A-Za-z0-9+/_-]{20,512}+={0,2}(?![\w+/=-])")
 _DIGEST = re.compile(r"(?:sha\d{1,3}|md5|blake\w{2,3})[-:= ]\Z", re.IGNORECASE)
 
 BITS = 4.0
-"""Shannon entropy of a character from which on a long run is taken for a secret."""
+"""Least Shannon entropy, in bits a character, of a long run that counts as a secret."""
 
 
 class Secret:
-    """Secrets of known services, private keys, what is called a password, and dense runs."""
+    """Finds secrets: known services' keys, private keys, named passwords, long random runs."""
 
     labels = ("SECRET",)
 
@@ -263,7 +265,7 @@ class Secret:
 
 
 def _is_no_word(value: str) -> bool:
-    """Whether it has letters, and digits or signs, as words do not."""
+    """Return whether a value has letters and also digits or signs, unlike a word."""
     letters = sum(map(str.isalpha, value))
     return 0 < letters < len(value.replace("-", "").replace("_", "").replace("/", ""))
 
@@ -285,7 +287,7 @@ def _kind(char: str) -> int:
 
 
 class Words:
-    """Finds them whole, however they are capitalised and whatever blanks are between."""
+    """Finds the user's own words whole, in any capitalisation and with any blanks between."""
 
     labels = ("WORD",)
 

@@ -1,4 +1,4 @@
-"""The context filter of `redact`: placeholders for private words, before and in an answer."""
+"""The context filter of `--redact`: it shows the cloud placeholders instead of private words."""
 
 import logging
 import time
@@ -25,21 +25,21 @@ from edgewise.options.redact.normal import Normal
 from edgewise.options.redact.placeholders import Forms, Placeholders
 
 SECONDS = 5.0
-"""Timeout of the detectors for one text; exceeding it stops the consult."""
+"""Timeout in seconds of all detectors for one text; when it is exceeded, nothing is sent."""
 
 TAIL = 128
-"""Characters at the end of an answer in which half a private word is looked for."""
+"""How many characters at an answer's end are searched for the first half of a private word."""
 
 _KEPT = 8  # conversations whose private words are not looked for again
 _log = logging.getLogger(__name__)
 
 
 class Local(Blocked):
-    """A private word is there of a class that makes the conversation local."""
+    """A private word of a class for which the whole conversation must stay on the device."""
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
-    """One detector for each class. Raises `UsageError` for a detector that is not available."""
+    """Return a detector for each class of `rules`. Raises `UsageError` if one is not available."""
     return {
         name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
         for name in rules.treatments
@@ -47,7 +47,7 @@ def detectors_of(rules: Redaction) -> dict[str, Detector]:
 
 
 class Redacted:
-    """Implements `ContextFilter`."""
+    """A `ContextFilter` that replaces private words by placeholders, as the `rules` say."""
 
     def __init__(self, rules: Redaction) -> None:
         self._treatments = rules.treatments
@@ -59,6 +59,7 @@ class Redacted:
         self.name = f"redacted: {rules}"
 
     def local_only(self, before: Context) -> bool:
+        """Return whether a private word before the answer keeps the conversation on the device."""
         try:
             return isinstance(self._seen(before), Local)
         except Blocked:
@@ -66,16 +67,17 @@ class Redacted:
             return False
 
     def of(self, before: Context) -> "RedactedContext":
+        """Return the redacted context. Raises `Blocked` if nothing of it may be sent."""
         seen = self._seen(before)
         if isinstance(seen, Local):
             raise seen
         return seen
 
     def find(self, text: str) -> list[Span]:
-        """Private words of all classes, in the text as it is written and as it reads.
+        """Return the private words of all classes, in the text as written and as normalized.
 
-        Raises `Blocked` for a class that makes a conversation local, and if a detector fails, finds
-        what is not in the text, or takes too long.
+        Raises `Local` for a class that keeps the conversation on the device. Raises `Blocked` if a
+        detector fails, takes too long, or finds what is not in the text.
         """
         if not text:
             return []
@@ -113,7 +115,7 @@ class Redacted:
         return spans
 
     def _failed(self, name: str, what: str) -> Blocked:
-        """Logged once for each detector and failure."""
+        """Return the error for a failed detector; log it once for each detector and failure."""
         message = f"The detector {name!r} of private words {what}, so nothing is sent."
         if message not in self._logged:
             self._logged.add(message)
@@ -122,7 +124,7 @@ class Redacted:
 
 
 class RedactedContext:
-    """Implements `FilteredContext`. Of the same it always shows the same: caches go by it."""
+    """A `FilteredContext` for one answer. The same context is always redacted alike, for caches."""
 
     def __init__(self, before: Context, redaction: Redacted) -> None:
         self._filter, self._known = redaction, Placeholders(redaction.forms)
@@ -139,6 +141,7 @@ class RedactedContext:
             self.shown = Context(tuple(replace(one, content=text) for one, text in pairs))
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
+        """Return the redacted answer so far (see `FilteredContext.answer`)."""
         known = self._known.copy()
         places = known.places(written, self._filter.find(written))
         if _is_open(written, places, known):
@@ -154,7 +157,7 @@ _letters = lru_cache(1 << 14)(letters)
 
 
 def _is_open(text: str, places: Sequence[Span], known: Placeholders) -> bool:
-    """Whether the end may be half a known word, however it is divided and capitalised."""
+    """Return whether the end of `text` may be half a known word, in any spacing and capitals."""
     words = sorted(filter(None, map(_letters, known.names)))
     if places and places[-1].end >= len(text.rstrip()):
         word = text[places[-1].start : places[-1].end]

@@ -1,7 +1,7 @@
-"""A text as it reads: without what hides its words from a pattern.
+"""A text without what hides its words from a pattern.
 
-Signs that are not seen are left out, and what looks alike is written alike (Unicode's NFKC:
-full-width and composed forms).
+Invisible characters are left out, and what looks alike is written alike (Unicode's NFKC: full-width
+and composed forms).
 """
 
 import re
@@ -17,7 +17,7 @@ _Piece = tuple[str, int, int]  # A part of a normalized text, and where its sour
 
 
 class Normal:
-    """A `text` as it reads, and where each of its characters came from."""
+    """The normalized form of a text (`text`), and where each of its characters came from."""
 
     def __init__(self, text: str) -> None:
         parts, places, done = list[str](), list[tuple[int, int]](), 0
@@ -36,19 +36,20 @@ class Normal:
                 places += [(match.start() + start, match.start() + end)] * len(part)
             done = match.end()
         self.same = not parts
-        """Whether it reads as it is written."""
+        """Whether normalizing changed nothing."""
         if parts:
             leave(len(text))
         self.text, self._places = "".join(parts) or text, places
 
     def span(self, one: Span) -> Span:
+        """Return the span of the original text that gave a span of the normalized `text`."""
         if self.same:
             return one
         return Span(self._places[one.start][0], self._places[one.end - 1][1], one.label)
 
 
 def _composed(written: str) -> Iterator[_Piece]:
-    """Letters with their accents, composed; what is not seen is nothing."""
+    """Yield letters composed with their accents, and "" for what is invisible."""
     usual = unicodedata.is_normalized("NFKC", written) and written.isprintable()
     if usual and not UNSEEN.search(written):
         yield written, 0, len(written)
@@ -62,12 +63,12 @@ def _composed(written: str) -> Iterator[_Piece]:
 
 
 def _joins(char: str) -> bool:
-    """Whether a character is one with that before it: an accent, or a vowel of Hangul's."""
+    """Return whether a character belongs to the one before it: an accent, or a Hangul vowel."""
     return char > "\x7f" and (
         unicodedata.category(char)[0] == "M" or "\u1160" <= char <= "\u11ff" or _is_unseen(char)
     )
 
 
 def _is_unseen(char: str) -> bool:
-    """Soft hyphens, joiners, marks of direction, selectors of variants, fillers."""
+    """Return whether a character is invisible: a soft hyphen, joiner, direction mark or filler."""
     return char > "\x7f" and (unicodedata.category(char) == "Cf" or UNSEEN.match(char) is not None)

@@ -1,6 +1,6 @@
-"""Placeholders replace a conversation's private words in the text that the cloud reads.
+"""Placeholders that replace a conversation's private words in the text that the cloud reads.
 
-`<EMAIL_1>` replaces the first e-mail address, at every occurrence. Text that looks like a
+`<EMAIL_1>` replaces the first e-mail address, wherever it occurs. Text that looks like a
 placeholder is itself replaced (`<TEXT_1>`), so it cannot forge one.
 """
 
@@ -13,10 +13,10 @@ from edgewise.errors import Blocked
 from edgewise.options.redact.normal import Normal
 
 LITERAL = "TEXT"
-"""The label of what only looks like a placeholder."""
+"""The label of text that only looks like a placeholder."""
 
 MOST_FOUND = 10_000
-"""Private words of a conversation; one with more is not sent."""
+"""Most private words of a conversation; one with more is not sent."""
 
 _LONGEST = 80  # characters of the longest placeholder, however it is written
 _ANYWHERE = 8  # characters of a word that is found inside of others, too
@@ -61,7 +61,7 @@ _PARTS = re.compile(r"[/\\&:]")
 
 
 class Forms:
-    """Patterns of placeholders with these labels, and of text that looks like one."""
+    """Patterns of placeholders with `labels` such as EMAIL, and of text that looks like one."""
 
     def __init__(self, labels: Iterable[str]) -> None:
         self.labels = sorted({*labels, LITERAL}, key=lambda one: (-len(one), one))
@@ -77,14 +77,20 @@ class Forms:
         )
 
     def like(self, text: str) -> list[Span]:
-        """Finds placeholders, labelled with their names, and text that looks like one; in order."""
+        """Return the spans of placeholders, labelled with their names, and of what looks like one.
+
+        The spans are in order. A span that only looks like a placeholder has the label "".
+        """
         return [
             Span(*one.span(), _named(one[1].upper(), int(one[2])) if one[1] else "")
             for one in self._like.finditer(text)
         ]
 
     def open_from(self, text: str) -> tuple[int, bool] | None:
-        """Start of a possibly incomplete placeholder at the end, and whether it surely is one."""
+        """Return where an incomplete placeholder at the end of `text` starts, or None.
+
+        The second value is whether it surely is a placeholder, not only what may become one.
+        """
         before = max(0, len(text) - _LONGEST)
         for found in self._open.finditer(text, before):
             opens, label = found[1], (found[2] or "").strip("_").upper()
@@ -97,7 +103,10 @@ class Forms:
 
 
 class Placeholders:
-    """Placeholders of one conversation, numbered as the words appear. Not thread-safe."""
+    """The placeholders of one conversation, numbered as words appear. Not thread-safe.
+
+    `names` maps each private word to its placeholder.
+    """
 
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
@@ -105,12 +114,16 @@ class Placeholders:
         self._counts = Counter[str]()
 
     def copy(self) -> "Placeholders":
+        """Return a copy that can be extended without a change to this one."""
         made = Placeholders(self._forms)
         made.names, made._counts = self.names.copy(), self._counts.copy()
         return made
 
     def places(self, text: str, found: Iterable[Span]) -> list[Span]:
-        """Spans of `text` to replace, in order, none overlapping. Raises `Blocked` for too many."""
+        """Return the spans of `text` to replace, in order, none overlapping, from those `found`.
+
+        Words that were found earlier are replaced too. Raises `Blocked` for too many private words.
+        """
         spans, read = list(found), Normal(text)
         labels = {text[one.start : one.end]: one.label for one in spans}
         if len(self.names) + len(labels) > MOST_FOUND:
@@ -125,6 +138,7 @@ class Placeholders:
         return _joined(one for one in spans if one.start < one.end)
 
     def replaced(self, text: str, places: Sequence[Span]) -> str:
+        """Return `text` with placeholders at the spans `places`; new words get new ones."""
         parts, at = list[str](), 0
         for start, end, label in places:
             parts += [text[at:start], self._name(text[start:end], label)]
@@ -132,11 +146,12 @@ class Placeholders:
         return "".join([*parts, text[at:]])
 
     def restored(self, begun: str, reply: str, *, ended: bool) -> Restored:
-        """A reply with the words put back, up to what is no placeholder, or none yet.
+        """Return the cloud's `reply` with words in place of placeholders, as far as it is clear.
 
-        `begun` is the answer before it, as it is here. In a call of a tool, and in an address, a
-        placeholder stays what it is, unless its word stands there already: nobody but the edge says
-        what a tool or another host is told.
+        The text ends early before an unknown placeholder, or one that may be incomplete. `begun` is
+        the answer before the reply, with its words restored; `ended`: the reply is complete. Inside
+        a tool call or an address a placeholder is kept unless its word stands there already: only
+        the edge model says what a tool or another host is told.
         """
         words = {name: word for word, name in self.names.items()}
         half = self._forms.open_from(reply)
@@ -171,7 +186,7 @@ def _named(label: str, number: int) -> str:
 
 
 def _told(text: str) -> Iterator[str]:
-    """What is open at an answer's end and is read by more than people: calls and addresses."""
+    """Yield tool calls and addresses that are open at the text's end, which programs act on."""
     yield from _open(text, _CALL, _is_over)
     yield from _open(text, _ELEMENT, _is_closed)
     run = "" if text[-1:].isspace() else "".join(text.split()[-1:])
@@ -188,7 +203,7 @@ def _told(text: str) -> Iterator[str]:
 def _open(
     text: str, begins: re.Pattern[str], is_over: Callable[[re.Match[str]], bool]
 ) -> Iterator[str]:
-    """The text behind the last beginning that is not over, if there is one."""
+    """Yield the text behind the last beginning that is not over, if there is one."""
     for one in reversed(list(begins.finditer(text))):
         if not is_over(one):
             yield text[one.end() :]
@@ -200,7 +215,7 @@ def _follows(one: re.Match[str], end: str) -> bool:
 
 
 def _is_over(sign: re.Match[str]) -> bool:
-    """Whether a call has ended; of most forms nobody knows."""
+    """Return whether a tool call has ended; False for forms that do not show it."""
     if sign[0].lower() == "<tool_call>":
         return _follows(sign, _CALL_ENDS)
     depth = 0
@@ -212,7 +227,7 @@ def _is_over(sign: re.Match[str]) -> bool:
 
 
 def _is_closed(opens: re.Match[str]) -> bool:
-    """Whether an element has ended, if it is one that an agent may read as a call."""
+    """Return whether an element has ended, or is none that an agent may read as a call."""
     name = opens[1]
     return name.isupper() or name.lower() in _OF_TEXT or _follows(opens, f"</{name}>")
 
@@ -231,7 +246,7 @@ def _occurrences(text: str, word: str) -> list[int]:
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:
-    """Merges overlapping spans; the label is that of the first that is not `LITERAL`."""
+    """Merge overlapping spans; the label is that of the first that is not `LITERAL`."""
     made: list[Span] = []
     for one in sorted(spans, key=lambda one: (one.start, -one.end)):
         if made and one.start < made[-1].end:

@@ -1,1 +1,1 @@
-"""Limits of keys in a Redis, which gateways on several machines share."""
+"""Limits of API keys in a Redis that gateways on several machines share."""

@@ -1,4 +1,4 @@
-"""`RedisLimits`: the tokens that keys used, counted by a script that Redis runs as one step."""
+"""`RedisLimits` counts the tokens that API keys used, by a script that Redis runs atomically."""
 
 import contextlib
 from collections.abc import Generator
@@ -9,10 +9,10 @@ from edgewise.keys.limit_stores import KEPT_DAYS
 from edgewise.keys.limits import UNBOUNDED, LimitsDown, LimitStore
 
 ANSWER_SECONDS = 1.0
-"""Timeout of Redis."""
+"""Timeout in seconds of a connection to Redis, and of each reply."""
 
 _FAILURES = (OSError, TimeoutError, ValueError, TypeError, LookupError, RecursionError)
-"""What a client raises, besides its own errors, for a store that is away or says nonsense."""
+"""Exceptions, besides the client's own, for a store that is away or sends nonsense."""
 
 _ADD_IN_REDIS = """
 local used = redis.call('INCRBY', KEYS[1], ARGV[1])
@@ -24,10 +24,13 @@ return 0
 
 
 class RedisLimits(LimitStore):
-    """A Redis, which gateways on several machines share."""
+    """A `LimitStore` in a Redis that gateways on several machines share."""
 
     def __init__(self, url: str) -> None:
-        """A password in the `url` is never shown. Raises `UsageError`."""
+        """Set up a client for `url`, without connecting. Errors never show a password in it.
+
+        Raises `UsageError` if the redis package is missing or the address is not one of a Redis.
+        """
         try:
             from redis.asyncio import Redis
             from redis.asyncio.retry import Retry
@@ -55,7 +58,7 @@ class RedisLimits(LimitStore):
         self._add = self._redis.register_script(_ADD_IN_REDIS)
 
     async def open(self) -> None:
-        """Raises `UsageError` where Redis refuses the password, `LimitsDown` where it is away."""
+        """Try the connection. Raises `UsageError` for a refused password, else `LimitsDown`."""
         from redis.exceptions import AuthenticationError, AuthorizationError
 
         try:
@@ -82,7 +85,7 @@ class RedisLimits(LimitStore):
 
     @contextlib.contextmanager
     def _answering(self) -> Generator[None]:
-        """Raises `LimitsDown` where Redis fails or answers something else."""
+        """Raise `LimitsDown` if Redis fails or replies nonsense inside the block."""
         from redis.exceptions import RedisError
 
         try:

@@ -1,1 +1,1 @@
-"""Edge models on transformers: for models that have no GGUF, and for GPUs of every make."""
+"""Edge models on transformers, for models without a GGUF and for GPUs of all makes."""

@@ -1,6 +1,6 @@
-"""`TransformersModel`: any causal language model with safetensors, on any of the library's devices.
+"""`TransformersModel`: a causal language model with safetensors, on any device that torch has.
 
-Neither pickles nor a download's code are run, and nothing is asked of the network.
+Neither pickles nor code from a download are run, and no network request is made.
 """
 
 from collections.abc import Generator, Sequence
@@ -35,7 +35,11 @@ from edgewise.registry import imported
 def load_folder(
     torch: Any, transformers: Any, folder: Path, gpu_layers: int | Literal["auto"]
 ) -> tuple[Any, Any]:
-    """A `PreTrainedModel`, and the config of its text part. Raises `ModelError` or `UsageError`."""
+    """Load a model: return its `PreTrainedModel` and the config of its text part.
+
+    Raises `ModelError` for a folder that is not safe or not complete, and `UsageError` for a
+    `gpu_layers` that would split the model.
+    """
     files = weight_files(folder)
     _check_config(folder, {path.name for path in files})
     held = count_weights(files)
@@ -84,7 +88,7 @@ def _check_config(folder: Path, weights: set[str]) -> None:
 
 
 def _check_shape(torch: Any, transformers: Any, config: Any, folder: Path, held: int) -> str:
-    """Build the model without memory, and compare its size; returns its kind of attention."""
+    """Build the model without memory and compare its size; return its kind of attention."""
     attention = "sdpa"
     with torch.device("meta"):
         make = transformers.AutoModelForCausalLM.from_config
@@ -104,7 +108,7 @@ def _check_shape(torch: Any, transformers: Any, config: Any, folder: Path, held:
 
 @contextmanager
 def quiet(transformers: Any) -> Generator[None]:
-    """Silences transformers' progress bars and reports, which the caller's sentences replace."""
+    """Silence transformers' progress bars and reports inside the block."""
     log = transformers.utils.logging
     before, shown = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(log.CRITICAL)
@@ -129,10 +133,10 @@ _State = list[dict[str, Any]]
 
 
 class TorchCache(SequenceCache):
-    """The cache of one sequence.
+    """The KV cache of one sequence.
 
-    Attention's keys and values are kept whole, in sliding windows too (their masks hide what lies
-    outside), and cut anywhere. Recurrent layers hold one state, which is copied.
+    Attention's keys and values are kept whole, also for sliding windows (their masks hide what lies
+    outside), and can be cut anywhere. A recurrent layer holds one state, copied at checkpoints.
     """
 
     def __init__(self, model: "TransformersModel", *, room: int) -> None:
@@ -158,6 +162,7 @@ class TorchCache(SequenceCache):
 
     @property
     def state_size(self) -> int:
+        """Size in bytes of one copy of all recurrent layers' states."""
         states = [getattr(layer, name) for layer in self._recurrent() for name in _STATES]
         return sum(getattr(x, "nbytes", 0) for state in states for x in state.values())
 
@@ -187,7 +192,7 @@ class TorchCache(SequenceCache):
 
 
 def _whole(kinds: Any, layer: Any) -> Any:
-    """A layer that keeps all keys and values instead of a window of them."""
+    """Return a layer cache that keeps all keys and values, in place of one with a window."""
     if type(layer) is kinds.DynamicSlidingWindowLayer:
         return kinds.DynamicLayer()
     if type(layer) is kinds.LinearAttentionAndSlidingWindowAttentionLayer:
@@ -196,7 +201,7 @@ def _whole(kinds: Any, layer: Any) -> Any:
 
 
 class TransformersModel(FolderModel):
-    """A model in transformers' form, a `PreTrainedModel` as `network`. One run at a time."""
+    """An edge model that transformers runs (`network`, a `PreTrainedModel`). One run at a time."""
 
     engine = "transformers"
     reads = (".safetensors", *DESCRIPTIONS)
@@ -236,13 +241,18 @@ class TransformersModel(FolderModel):
         self._seen = inputs[0]
 
     def new_cache(self) -> Any:
+        """Return an empty cache of transformers' own, without sliding windows if possible."""
         cache: Any = self.kinds.DynamicCache(config=self._config)
         if "chunked_attention" not in (getattr(self._config, "layer_types", None) or ()):
             cache.layers = [_whole(self.kinds, layer) for layer in cache.layers]
         return cache
 
     def run(self, ids: Sequence[int], cache: Any, *, every: bool) -> tuple[Any, Any | None]:
-        """Compute `ids`: logits [n, vocabulary] of every id or the last; hidden [n, d] or None."""
+        """Run `ids` after those in `cache` and return logits and hidden states (or None).
+
+        Logits are [n, vocabulary] and hidden states [n, d]: with `every` for each id, else the last
+        one.
+        """
         kept: dict[str, Any] = {} if every or not self._keeps else {"logits_to_keep": 1}
         self._seen = None
         with self.torch.inference_mode():
