@@ -106,7 +106,7 @@ def read_json(path: Path, kind: type[_T]) -> _T | None:
 
 
 def parsed(data: bytes) -> Any:
-    """Return parsed JSON. Raises `ValueError` for a repeated key: parsers differ in which counts."""
+    """Parse JSON. Raises `ValueError` for a repeated key, since parsers differ in which counts."""
     return json.loads(data, object_pairs_hook=_once)
 
 

@@ -44,7 +44,7 @@ def _read(path: Path) -> str:
 
 
 def _fast(system: Path, cpus: Iterable[int]) -> list[int]:
-    """Return the CPUs that are no efficiency cores, by Intel's list or ARM's capacities in sysfs."""
+    """Return the CPUs that are no efficiency cores, by Intel's list or ARM's capacities."""
     cpus = list(cpus)
     if listed := _listed(_read(system / "devices/cpu_core/cpus")):
         return [cpu for cpu in cpus if cpu in listed] or cpus
@@ -80,10 +80,7 @@ def _quota(system: Path) -> int:
 
 
 TRIES, LATEST = 3, 5
-"""How many passes try another number of threads, and how many of the latest are compared.
-
-Compared is their median time per id.
-"""
+"""Passes of a trial of another number; latest passes of which the median time is compared."""
 
 SOON, LATE = 16, 1024
 """Passes until the next trial: SOON after a change, doubled up to LATE by each lost trial."""
