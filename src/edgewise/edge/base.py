@@ -31,7 +31,10 @@ PROBES = (
 
 
 class Needs(Flag):
-    """Flags for the parts of a `Step` that must stay readable after the engine's next decode."""
+    """Flags for the parts of a `Step` that must stay readable after the engine's next decode.
+
+    Each stands for the property or method of that name; `TEXT` stands for `written`.
+    """
 
     NOTHING = 0
     ENTROPY = auto()
@@ -277,10 +280,10 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options for loading an edge model. An engine refuses those that it cannot honour.
 
     `context`: ids per session (None: the engine's choice). `threads`: CPU threads (None: the
-    engine's choice). `gpu_layers`: layers to offload. `slots`: sessions open at once.
-    `keep_prefixes`: keep the KV cache of a closed session until its slot is needed, for the next
-    turn of the conversation; without it, no answer depends on an earlier one, not even by a
-    rounding error.
+    engine's choice). `gpu_layers`: layers to offload to a GPU ("auto": all, if there is one).
+    `slots`: sessions open at once. `keep_prefixes`: keep the KV cache of a closed session until its
+    slot is needed, for the next turn of the conversation; without it, no answer depends on an
+    earlier one, not even by a rounding error.
 
     The others are for a server that runs the edge model. `model`: which of its models to use.
     `tokenizer`: address of the model's tokenizer, if the server does not tell it. `key`: the API

@@ -56,7 +56,7 @@ def other_form(path: Path) -> tuple[str, str] | None:
 def explained(folder: Path, engine: str) -> Generator[None]:
     """Context manager that turns exceptions of the library `engine` into a `ModelError`.
 
-    `folder` is the file or folder that is being loaded. Panics of Rust code are turned, too.
+    `folder` is the file or folder that is being loaded. Panics of Rust code are included.
     """
     try:
         yield

@@ -24,7 +24,7 @@ TURN = 64
 """Most prompt ids that a session computes before another session may decode."""
 
 FEW = 8
-"""Longest rest of a prompt that one pass computes, where an engine uses checkpoints."""
+"""Most ids of a prompt that run in one pass with its last id, on engines with checkpoints."""
 
 _SLACK = 16
 """A cached prompt is the same conversation if it shares so many ids for each id that differs."""
@@ -158,7 +158,7 @@ class Slots:
             return self._free.pop(max(same or empty or gains, key=kept.__getitem__, default=0))
 
     def give_back(self, cache: SequenceCache | None) -> None:
-        """End a session and free its cache; None if the session was never opened."""
+        """End a session and free its `cache`, which is None if the session was never opened."""
         with self.lock:
             self.sessions -= 1
             if cache is None or self.closed:

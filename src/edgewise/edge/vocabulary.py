@@ -37,9 +37,9 @@ def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
 def fingerprint(tokenizer: Tokenizer) -> str:
     """Return a SHA-256 that is equal for equal vocabularies, apart from padding.
 
-    It covers the bytes of every used id, and the ids of the probe strings: these show merges and
-    the pre-tokenizer, which no library hands out. Ids without bytes are padding and left out, since
-    models of one family pad to different sizes.
+    It covers the bytes of every used id, and the ids of the strings in `PROBES`: these show merges
+    and the pre-tokenizer, which no library hands out. Ids without bytes are padding and left out,
+    since models of one family pad to different sizes.
     """
     digest = hashlib.sha256()
     special = tokenizer.special

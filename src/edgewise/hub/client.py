@@ -1,8 +1,8 @@
 """`Repository`: downloads from the model hub, through huggingface_hub; errors are one sentence.
 
 The library makes file names of what the hub replies, so each reply is checked before the library
-acts on it. Its cache (HF_HOME) is shared with every other program that downloads from the hub; `hf
-cache` lists the cache and removes from it.
+acts on it. The library's cache (HF_HOME) is shared with every other program that downloads from the
+hub; the command `hf cache` manages it.
 """
 
 import re
@@ -82,7 +82,7 @@ class Repository:
     def __init__(
         self, address: HubAddress, *, setting: str | None = None, kind: Kind = "model"
     ) -> None:
-        """List the files (once a process). Raises `AddressError`; `setting` is named in it."""
+        """List the files (once a process). `setting` is for errors. Raises `AddressError`."""
         _require_plain(address, setting)
         self._address, self._setting, self._kind = address, setting, kind
         self.library, self.online = None, True

@@ -246,7 +246,7 @@ _log = logging.getLogger(__name__)
 
 
 def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
-    """Try a new file in a child process. Raises `ModelError` if it must not be loaded here."""
+    """Load a file in a child, unless it passed before. Raises `ModelError` if it must not load."""
     if path.resolve().parent == bundled("edge").resolve().parent:
         return
     # Links stay: in the hub's cache a split model's parts have their names there alone.

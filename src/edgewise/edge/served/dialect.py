@@ -40,7 +40,7 @@ SERVERS: tuple[EdgeServer, ...] = (
 """The servers that are supported, in the order in which an address is tried."""
 
 LINGER = 5.0
-"""Most seconds that a request waits until the stream closed before it has left its slot."""
+"""Most seconds that a request waits for the slot of a stream that was closed just before."""
 
 _LOOK_SECONDS = 0.002
 

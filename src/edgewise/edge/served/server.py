@@ -48,7 +48,7 @@ class Server:
         self._http.close()
 
     def found(self, request: Request) -> bytes | None:
-        """Return the reply; None if its status is not 200. Raises `EdgeError` if it is down."""
+        """Return the reply; None if its status is not 200. Raises `EdgeError` if there is none."""
         with self._sent(request) as response:
             if response.status_code == 503:
                 raise self._gone("HTTP 503: it may still be loading")
@@ -84,7 +84,7 @@ class Server:
         return data
 
     def require_soon(self, since: float) -> None:
-        """Raise `EdgeError` if more than `PATIENCE` has passed since the time `since`."""
+        """Raise `EdgeError` if `PATIENCE` seconds have passed since `since` (`time.monotonic`)."""
         if time.monotonic() - since > PATIENCE:
             raise self._gone(f"no token for {PATIENCE:g} s")
 
@@ -179,7 +179,7 @@ class Server:
 
 
 class Lines:
-    """A streamed response's lines. Raises `EdgeError` if no token comes for `PATIENCE`."""
+    """A streamed response's lines. Raises `EdgeError` after `PATIENCE` seconds without a token."""
 
     def __init__(self, server: Server, response: httpx2.Response) -> None:
         self._server, self._response = server, response
