@@ -1,7 +1,7 @@
-"""The contract of an edge model: a tokenizer, weights, and sessions that hold a KV cache each.
+"""The interface of an edge model: a tokenizer, weights, and sessions with one KV cache each.
 
-A new engine inherits from `EdgeModel`; its sessions are `KvSession`s over `Slots` of
-the engine's `SequenceCache`.
+A new engine implements `EdgeModel` and a `SequenceCache`. Its sessions are instances of
+`KvSession`, which share a `Slots` object that hands out those caches.
 """
 
 from abc import ABC, abstractmethod
@@ -27,11 +27,14 @@ PROBES = (
     "naïve café — 日本語 русский 🙂",
     "def f(x):\n    return x ** 2  # 0.5e-10",
 )
-"""Strings whose ids show a tokenizer's merges and pre-tokenizer at work."""
+"""Test strings. Tokenizers with other merges or another pre-tokenizer encode them differently."""
 
 
 class Needs(Flag):
-    """Features of a `Step` that must outlive the engine's next decode."""
+    """Flags for the parts of a `Step` that must stay readable after the engine's next decode.
+
+    Each stands for the property or method of that name; `TEXT` stands for `written`.
+    """
 
     NOTHING = 0
     ENTROPY = auto()
@@ -42,7 +45,11 @@ class Needs(Flag):
 
 
 class Written(NamedTuple):
-    """The ids before a step; the first `prompt` of them are the prompt."""
+    """The text before a step, as token ids.
+
+    `ids` are all ids before the position, `prompt` is how many of them, from the first, belong to
+    the prompt; the others are the answer. `tokenizer` decodes them.
+    """
 
     ids: Sequence[int]
     prompt: int
@@ -50,36 +57,39 @@ class Written(NamedTuple):
 
 
 class Step(ABC):
-    """The model's prediction of the next id at one position. Logarithms are natural.
+    """The edge model's prediction for one position: logits, hidden state, entropy, candidates.
 
-    Anything not named in the session's `needs` is a view into the engine, valid until its next
-    decode; reading it later raises `StaleStepError`.
+    Logarithms are natural. What the session's `needs` do not name is a view into the engine's
+    memory, valid until the engine's next decode; reading it later raises `StaleStepError`.
     """
 
     _written: Written | None
 
     position: int
-    """Number of ids before the position."""
+    """Number of token ids before the predicted position."""
 
     size: int
-    """Number of logits."""
+    """Number of logits: one for each id of the vocabulary."""
 
     proposed: int
-    """The likeliest id."""
+    """The likeliest id: the token that greedy decoding would write."""
 
     @property
     @abstractmethod
     def logits(self) -> Floats:
-        """float32[size], unnormalised."""
+        """Unnormalised scores of all ids: float32[size]."""
 
     @property
     @abstractmethod
     def hidden(self) -> Floats:
-        """float32[d], the hidden state after the final norm."""
+        """Hidden state after the final norm: float32[hidden_size]."""
 
     @property
     def written(self) -> Written:
-        """The text before the position; only where `needs` names it."""
+        """The ids before the position, as `Written`.
+
+        Raises `StaleStepError` unless the session was opened with `Needs.TEXT`.
+        """
         if self._written is None:
             raise StaleStepError("This step was computed without its text.")
         return self._written
@@ -87,60 +97,73 @@ class Step(ABC):
     @property
     @abstractmethod
     def entropy(self) -> float:
-        """Shannon entropy of the next-token distribution, nats."""
+        """Shannon entropy of the next-token distribution, in nats."""
 
     @abstractmethod
     def top(self, k: int) -> tuple[Ids, Floats]:
-        """The k likeliest ids and their logits, best first."""
+        """Return the k likeliest ids (int32[k]) and their logits (float32[k]), best first."""
 
     @abstractmethod
     def logprob(self, token: int) -> float:
-        """Natural logarithm of the token's probability."""
+        """Return the natural logarithm of the probability of the id `token`."""
 
     @abstractmethod
     def candidates(self, k: int) -> tuple[Candidate, ...]:
-        """The k likeliest ids with their logprobs, best first."""
+        """Return the k likeliest ids with their logprobs, best first."""
 
 
 class Tokenizer(Protocol):
-    """Text to ids and back, and what marks the end of an answer."""
+    """Converts text to ids and back, and names the ids that end an answer."""
 
     size: int
-    """Number of ids."""
+    """Number of ids in the vocabulary."""
 
     eos_ids: frozenset[int]
     """Every id that ends an answer."""
 
     @property
     def special(self) -> Mapping[int, str]:
-        """Ids that write nothing, such as that of `<|im_end|>`, and their text."""
+        """Texts of the special (control) tokens by id; in an answer these ids stand for no text."""
         ...
 
     chat_template: str | None
-    """The model's own Jinja template. One for tools, where there is one, is `tool_template`."""
+    """The model's own Jinja chat template; None if it has none.
+
+    A tokenizer may have a second template for tool calls, as the attribute `tool_template`.
+    """
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of `text`. Only with `special` does text make special tokens."""
+        """Return the ids of `text`, without a BOS token.
+
+        With `special`, the texts of special tokens become those tokens; otherwise they are plain
+        text.
+        """
         ...
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
-        """Like `encode`, with a leading BOS if wanted; `special` for what a template made alone."""
+        """Return the ids of a prompt, after a BOS token if the model wants one.
+
+        Pass `special=True` only for text that a chat template made (see `encode`).
+        """
         ...
 
     def piece(self, token: int) -> bytes:
-        """The bytes that an id stands for; empty for special tokens and for padding."""
+        """Return the bytes of an id; empty for special tokens and for padding."""
         ...
 
     def special_text(self, name: str) -> str:
-        """Text of the special token `bos` or `eos`; empty if there is none."""
+        """Return the text of the special token `bos` or `eos`; empty if there is none."""
         ...
 
 
 class EdgeSession(ABC):
-    """One KV cache and the ids in it. Owned by one thread at a time."""
+    """One sequence of an edge model: its token ids and their KV cache.
+
+    Ids are queued, and the next `step` computes them. A session is used by one thread at a time.
+    """
 
     def __init__(self, model: "EdgeModel", needs: Needs) -> None:
-        """Raises `UsageError` for hidden states that the model's engine lacks."""
+        """Raises `UsageError` if `needs` names hidden states and the engine returns none."""
         if Needs.HIDDEN in needs and not model.abilities.hidden:
             raise UsageError(
                 f"The engine of {model.name!r} gives no hidden states",
@@ -153,28 +176,31 @@ class EdgeSession(ABC):
 
     @property
     def position(self) -> int:
-        """Number of ids that the session holds, computed and queued."""
+        """Number of ids that the session holds, both computed and queued."""
         return len(self._ids)
 
     @property
     def computed(self) -> int:
-        """How many of them are computed, as far as the engine tells."""
+        """Number of ids in the KV cache; 0 where the engine does not tell."""
         return 0
 
     @abstractmethod
     def open(self, ids: Sequence[int]) -> int:
-        """Make `ids` the sequence; returns how many of them the KV cache already held."""
+        """Make `ids` the whole sequence; return how many of them the KV cache already held."""
 
     @abstractmethod
     def step(self) -> Step:
-        """Run whatever is queued (one forward pass) and return the next position."""
+        """Run the queued ids in one forward pass and return the prediction after the last id."""
 
     @abstractmethod
     def steps(self, ids: Sequence[int]) -> Sequence[Step]:
-        """Append `ids` and run them in one batch: one `Step` per id, the position after it."""
+        """Append `ids`, run them in one batch, and return for each id the step that follows it."""
 
     def extend(self, ids: Sequence[int]) -> None:
-        """Queue ids; the next `step` computes them. Raises `ContextOverflow`."""
+        """Queue ids behind those that the session holds; the next `step` computes them.
+
+        Raises `ContextOverflow` if they do not fit, `UsageError` for ids outside of the vocabulary.
+        """
         if not self._opened:
             self.open(ids)
             return
@@ -182,27 +208,29 @@ class EdgeSession(ABC):
         self._ids.extend(ids)
 
     def rewind(self, position: int) -> None:
-        """Drop every id from `position` (absolute) on."""
+        """Keep the first `position` ids, drop the rest. Raises `ValueError` if there are fewer."""
         self._check_open()
         if not 0 <= position <= len(self._ids):
             raise ValueError(f"cannot rewind to {position}: the session holds {len(self._ids)} ids")
         del self._ids[position:]
 
     def checkpoint(self, position: int) -> None:  # noqa: B027
-        """Announce a possible `rewind(position)`, before any later id is computed.
+        """Announce that `rewind(position)` may follow, before later ids are computed.
 
-        Only an engine that rolls back to checkpoints needs it.
+        Engines that can roll back only to checkpoints save their state there; others ignore the
+        call.
         """
 
     def rest(self) -> None:  # noqa: B027
-        """Announce that the next `step` is not near, as while a cloud is waited for.
+        """Announce that the next `step` is some time away, such as during a request to the cloud.
 
-        An engine that computes several sessions in one pass waits for those that are about to step.
+        An engine that batches several sessions into one pass then runs without waiting for this
+        one.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give the session's place in the model back."""
+        """Return the session's slot to the model, for another session."""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -216,7 +244,7 @@ class EdgeSession(ABC):
             )
 
     def _require_room(self, before: int, ids: Sequence[int]) -> None:
-        """Raise for ids that the vocabulary lacks, and for more than fit after `before` others."""
+        """Raise for ids outside of the vocabulary, or if `before` + `ids` overflow the context."""
         self._check_open()
         if ids and not 0 <= min(ids) <= max(ids) < self._size:
             raise UsageError(f"{self._name!r} has ids from 0 to {self._size - 1} only.")
@@ -232,12 +260,13 @@ Rewinds = Literal["anywhere", "checkpoints", "no"]
 
 
 class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
-    """Capabilities of a model's engine.
+    """What an edge model's engine can do.
 
-    `hidden`: it returns hidden states. `rewinds`: a rollback keeps all ids before its position
-    ("anywhere"), those before the last checkpoint ("checkpoints"), or none ("no"); the rest is
-    computed again. `batch_logits`: one pass yields the logits of every id in it. `text`: it goes on
-    from whole characters only. `slots`: how many sessions may be open at once.
+    `hidden`: steps have hidden states. `rewinds`: which computed ids remain after a rollback: all
+    before the position ("anywhere"), those up to the last checkpoint before it ("checkpoints"), or
+    none ("no"); the others are computed again. `batch_logits`: one forward pass returns the logits
+    of every id in it. `text`: the engine takes text, so that a sequence must end at a whole
+    character. `slots`: how many sessions may be open at once.
     """
 
     hidden: bool = True
@@ -248,14 +277,17 @@ class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Load options of an edge model; an engine refuses those it cannot honour.
+    """Options for loading an edge model. An engine refuses those that it cannot honour.
 
-    `context` is in ids a session (None: what suits the model). With `keep_prefixes` a closed
-    session's KV cache stays until its slot is needed, for a conversation's next turn. Without, no
-    answer depends on an earlier one, not even by a rounding error. Of a server that runs the edge
-    model, `model` names one of those it serves, `tokenizer` is where its tokenizer is, if the
-    server does not tell, and `key` is sent to it. `sent` is called with its host and each message
-    to it, before that leaves.
+    `context`: ids per session (None: the engine's choice). `threads`: CPU threads (None: the
+    engine's choice). `gpu_layers`: layers to offload to a GPU ("auto": all, if there is one).
+    `slots`: sessions open at once. `keep_prefixes`: keep the KV cache of a closed session until its
+    slot is needed, for the next turn of the conversation; without it, no answer depends on an
+    earlier one, not even by a rounding error.
+
+    The others are for a server that runs the edge model. `model`: which of its models to use.
+    `tokenizer`: address of the model's tokenizer, if the server does not tell it. `key`: the API
+    key. `sent(host, message)` is called with each message before it is sent.
     """
 
     context: int | None = None
@@ -270,45 +302,50 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Claim = Literal["own", "shared"]
-"""How a folder's files fit an engine: in the form of its own library, or one that others read."""
+"""How well an engine fits a folder: its library's `own` format, or one `shared` with others."""
 
 
 class EdgeModel(Protocol):
-    """Loaded weights. Sessions share them. What has a body here, an engine may leave out.
+    """Loaded weights, which any number of sessions share.
 
-    A class that opens folders says which: `claims(ModelFiles) -> Claim | None`, and `reads`.
+    An engine may omit the members that have a value here. A class that opens model folders also has
+    `claims(ModelFiles) -> Claim | None` (None: not its format) and `reads` (see `files_read`).
     """
 
     name: str
     """Display name of the model."""
 
     context: int
-    """Longest sequence of a session, ids."""
+    """Longest sequence of a session, in ids."""
 
     hidden_size: int
-    """d of the hidden state."""
+    """Length of a hidden state."""
 
     tokenizer: Tokenizer
-    """Its vocabulary."""
+    """The model's tokenizer, which defines its vocabulary."""
 
     abilities: EdgeAbilities
-    """Capabilities of its engine."""
+    """What the model's engine can do."""
 
     parameters: int | None = None
-    """Number of weights, where it is known."""
+    """Number of weights; None if unknown."""
 
     build: str = ""
-    """The engine and the form of the weights, in words; empty where it does not say."""
+    """Engine and weight format in words, such as quantisation; empty if unknown."""
 
     sampling: Mapping[str, float] = MappingProxyType({})
-    """Sampling settings from the model's file: fields of `Sampling`."""
+    """Sampling settings that the model's file recommends: fields of `Sampling`."""
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> EdgeSession:
-        """A session whose steps keep `needs` (and the `top` likeliest ids); raises `UsageError`."""
+        """Open a session. Its steps keep what `needs` names readable after later decodes.
+
+        `top` is the number of likeliest ids that `Needs.TOP` keeps. Raises `UsageError` if all
+        slots are in use or the engine lacks what `needs` names.
+        """
         ...
 
     def fingerprint(self) -> str:
-        """A hash that tells this very build (weights and quantisation) from any other."""
+        """Return a hash that identifies exactly these weights, quantisation included."""
         ...
 
     def close(self) -> None:

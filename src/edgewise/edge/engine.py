@@ -1,4 +1,4 @@
-"""A model that is loaded from a path, and whose sessions share `Slots`: what engines have alike."""
+"""`EngineModel`: the common base of engines that load a model from a path into this process."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -14,17 +14,17 @@ from edgewise.edge.sequence import SequenceCache
 from edgewise.errors import UsageError
 
 DEFAULT_CONTEXT = 4096
-"""Ids, for a model that holds more, or does not say how many."""
+"""Context in ids, unless an option says otherwise or the model was trained for less."""
 
 
 class EngineModel(EdgeModel):
-    """A model that is loaded from `path`, and whose sessions share `Slots`."""
+    """An `EdgeModel` that is loaded from `path`, and whose sessions share `slots`."""
 
     engine: str
-    """The library."""
+    """Name of the engine's library, for error messages."""
 
     kind_of_slots: ClassVar[type[Slots]] = Slots
-    """Whether each session runs alone, or those that wait share a pass."""
+    """Class of `slots`: it decides whether waiting sessions share a forward pass."""
 
     tokenizer: Any
     slots: Slots
@@ -32,7 +32,11 @@ class EngineModel(EdgeModel):
     def __init__(
         self, address: str | Path, options: EdgeOptions | None = None, **changes: Any
     ) -> None:
-        """Load the model at `address`; `changes` are fields of `options`. Raises `UsageError`."""
+        """Load the model at `address`; keyword arguments override fields of `options`.
+
+        Raises `UsageError` for options that cannot be honoured, `AddressError` or `ModelError` for
+        a model that is not found or cannot be loaded.
+        """
         self._options = options = replace(options or EdgeOptions(), **changes)
         if options.slots < 1 or (options.context is not None and options.context < 1):
             raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
@@ -42,25 +46,26 @@ class EngineModel(EdgeModel):
             self._load(options)
 
     def _import(self) -> None:
-        """Import the library, before anything is downloaded. Raises `UsageError`."""
+        """Import the engine's library, before any download. Raises `UsageError` without it."""
 
     @abstractmethod
     def _located(self, address: str) -> tuple[Path, str]:
-        """Path and display name of the model, downloaded if need be. Raises `AddressError`."""
+        """Return the model's path and display name; may download. Raises `AddressError`."""
 
     @abstractmethod
     def _load(self, options: EdgeOptions) -> None:
-        """Load the weights; set what `EdgeModel` has; call `_open_slots`."""
+        """Load the weights, set the attributes of `EdgeModel`, and call `_open_slots`."""
 
     @abstractmethod
     def _free(self) -> None:
-        """Free the weights, and what the sequences hold."""
+        """Free the weights and the memory of all caches."""
 
     def _context_for(self, said: object) -> int:
-        """The context of a session, ids; `said` is for how many the model was made, if it says so.
+        """Return the context of a session in ids.
 
-        Raises `UsageError` for more than that: memory would be taken for positions at which the
-        model writes noise.
+        `said` is the context that the model was trained for, by its file; anything else than a
+        positive int is ignored. Raises `UsageError` if the options ask for more: memory would be
+        taken for positions at which the model writes noise.
         """
         trained = said if isinstance(said, int) and said > 0 else None
         wanted = self._options.context
@@ -87,7 +92,7 @@ class EngineModel(EdgeModel):
         return KvSession(self, self.slots, needs, top)
 
     def close(self) -> None:
-        """Free weights and caches; sessions of the model are unusable afterwards."""
+        """Free the weights and caches. The model's sessions cannot be used afterwards."""
         if self.slots.close():
             self._free()
 

@@ -1,4 +1,4 @@
-"""A hub model's folder: its descriptions and its weights, checked before a library reads them."""
+"""Reads and checks the files in a model's folder before a library is given them."""
 
 import hashlib
 import json
@@ -15,11 +15,11 @@ from edgewise.errors import EdgewiseError, ModelError, reason_of
 from edgewise.settings import unmarked
 
 MAX_CONFIG = 4 << 20
-"""Largest description that is read, bytes."""
+"""Most bytes of a configuration file (such as config.json) that is read."""
 
 
 _LARGE = (".onnx", ".data", ".safetensors", ".model", "tokenizer.json")
-"""Ends of the names of files that Git LFS holds."""
+"""Endings of the names of files that repositories keep in Git LFS."""
 
 _BLOCKS, _BLOCK_BYTES = 64, 65536
 _INSTEAD = (
@@ -27,20 +27,24 @@ _INSTEAD = (
     (rb"(?i)\s*<(!doctype|html|\?xml)", "a web page", "download the file, not the page about it"),
     (rb"\Z", "empty", "download it again"),
 )
-"""How files begin that stand in a model's place: what each is, and what to do."""
+"""Files that stand in a model's place: a pattern of their beginning, what they are, a hint."""
 
 _T = TypeVar("_T")
 
 
 def damaged(path: Path, what: str) -> ModelError:
-    """Error for a damaged model file or folder; `what` it is or lacks."""
+    """Return the error for a damaged model file or folder.
+
+    `what` ends its sentence, such as "is larger than 4 MB"; it is not used where the file is
+    recognised as something else, such as a Git LFS pointer.
+    """
     if other := other_form(path):
         return ModelError(f"{str(path)!r} is {other[0]}", hint=other[1])
     return ModelError(f"{str(path)!r} {what}", hint="download the model again")
 
 
 def other_form(path: Path) -> tuple[str, str] | None:
-    """What was downloaded in a file's place, and what to do; None for any other file."""
+    """Return what was downloaded in a model file's place, and a hint; None for any other file."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -50,7 +54,10 @@ def other_form(path: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def explained(folder: Path, engine: str) -> Generator[None]:
-    """Turns what `engine` raises for a file or folder, a panic of Rust too, into a `ModelError`."""
+    """Context manager that turns exceptions of the library `engine` into a `ModelError`.
+
+    `folder` is the file or folder that is being loaded. Panics of Rust code are included.
+    """
     try:
         yield
     except (EdgewiseError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -67,7 +74,10 @@ def explained(folder: Path, engine: str) -> Generator[None]:
 
 
 def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
-    """A file without a byte order mark; None if it does not exist. Raises `ModelError`."""
+    """Return a file's content without a byte order mark; None if there is no such file.
+
+    Raises `ModelError` for a file of more than `most` bytes, or one that cannot be read.
+    """
     try:
         if not path.is_file():
             return None
@@ -81,9 +91,10 @@ def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
 
 
 def read_json(path: Path, kind: type[_T]) -> _T | None:
-    """A file's JSON as a `kind`; None where there is no such file. Raises `ModelError`.
+    """Return a JSON file as a value of type `kind`; None if there is no such file.
 
-    By Python's `json`: configs of recurrent models have numbers, such as Infinity, that JSON lacks.
+    Raises `ModelError` if the content is of another form. Python's `json` reads it, since configs
+    of recurrent models have numbers, such as Infinity, that JSON lacks.
     """
     data = read_bytes(path)
     try:
@@ -95,7 +106,7 @@ def read_json(path: Path, kind: type[_T]) -> _T | None:
 
 
 def parsed(data: bytes) -> Any:
-    """The JSON of a file. Raises `ValueError` for a key twice: readers differ in which counts."""
+    """Parse JSON. Raises `ValueError` for a repeated key, since parsers differ in which counts."""
     return json.loads(data, object_pairs_hook=_once)
 
 
@@ -108,7 +119,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def digest_of(files: Sequence[Path]) -> str:
-    """SHA-256 over names, lengths and some blocks of each file: trainings differ in every block."""
+    """Return a SHA-256 over each file's name, length and sampled blocks.
+
+    Blocks are enough to tell weights apart: training changes every block.
+    """
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
@@ -118,6 +132,7 @@ def digest_of(files: Sequence[Path]) -> str:
 
 
 def fingerprint_of(path: Path) -> str:
+    """Return a SHA-256 over a file's length and sampled blocks, to tell models apart."""
     digest = hashlib.sha256(str(path.stat().st_size).encode())
     for block in _sampled_blocks(path):
         digest.update(block)
@@ -125,7 +140,7 @@ def fingerprint_of(path: Path) -> str:
 
 
 def _sampled_blocks(path: Path) -> Iterator[bytes]:
-    """64 evenly spaced blocks of 64 KiB: 4 MiB take milliseconds, a whole file seconds."""
+    """Yield 64 evenly spaced blocks of 64 KiB: 4 MiB take milliseconds, a whole file seconds."""
     last = max(path.stat().st_size - _BLOCK_BYTES, 0)
     with path.open("rb") as file:
         for index in range(_BLOCKS if last else 1):

@@ -1,6 +1,7 @@
-"""Sessions of a model: which has which sequence of the engine, which ids are computed, which wait.
+"""`KvSession` and `Slots`: sessions over an engine's KV caches.
 
-An engine writes a `SequenceCache`; slots, prefixes, queues and rollbacks are here, once.
+An engine writes a `SequenceCache`. What is common to all engines is here: which session has which
+cache, reuse of prefixes, queues of ids that are not computed yet, rollback.
 """
 
 import threading
@@ -17,20 +18,20 @@ from edgewise.edge.vocabulary import common_prefix
 from edgewise.errors import ModelError, UsageError, reason_of
 
 BATCH = 512
-"""Most ids of one run."""
+"""Most ids that one run (forward pass) computes."""
 
 TURN = 64
-"""Prompt ids that are computed before another session may decode."""
+"""Most prompt ids that a session computes before another session may decode."""
 
 FEW = 8
-"""Most ids of a prompt that one run computes with outputs, where an engine uses checkpoints."""
+"""Most ids of a prompt that run in one pass with its last id, on engines with checkpoints."""
 
 _SLACK = 16
-"""A prompt that goes on with another one loses at most one id of it for so many that it keeps."""
+"""A cached prompt is the same conversation if it shares so many ids for each id that differs."""
 
 
 class FairLock:
-    """`with lock:`, first come, first served; not reentrant.
+    """A lock for `with` that is granted in the order of requests; not reentrant.
 
     A `threading.Lock` goes to whoever asks first after its release, which is mostly the thread that
     just released it: one session would decode on and on while the others wait.
@@ -58,7 +59,11 @@ class FairLock:
 
 
 class Run(NamedTuple):
-    """Ids of a session after the `start` that its cache holds, and which of them want rows."""
+    """A request of a session for one forward pass.
+
+    `ids` follow the `start` ids that the `cache` holds already. `outputs` says for which of them
+    rows are returned, `hidden` whether those have hidden states.
+    """
 
     session: "KvSession"
     cache: SequenceCache
@@ -69,10 +74,16 @@ class Run(NamedTuple):
 
 
 class Slots:
-    """The caches of a model's sessions, one for each. `lock` is held by whoever uses the engine."""
+    """The KV caches of a model, of which each open session takes one.
+
+    `lock` is held while the engine computes.
+    """
 
     shared = False
-    """Whether another session's run may come while a step is read; the engine keeps it then."""
+    """Whether another session may run while a step is read.
+
+    The engine then copies the step's views first (`LogitsStep.keep`).
+    """
 
     def __init__(
         self,
@@ -83,9 +94,10 @@ class Slots:
         batch: int = BATCH,
         turn: int = BATCH,
     ) -> None:
-        """`caches` are empty, as many as there may be sessions. `name` is the model's.
+        """Take one empty cache for each session that may be open at once.
 
-        `batch` is the longest run, `turn` the longest of a prompt, ids.
+        `name` is the model's, for errors. `batch` is the most ids of a run, `turn` the most ids of
+        a prompt in one run. `keep_prefixes` is described at `EdgeOptions`.
         """
         self.lock = FairLock()
         self.closed = False
@@ -96,7 +108,10 @@ class Slots:
         self._free = list(caches)
 
     def run(self, run: Run) -> list[LogitsStep]:
-        """The steps that `run` asked for, when its turn has come. Raises `ModelError`."""
+        """Wait for this session's turn, run its ids, and return the steps that `run` asked for.
+
+        Raises `ModelError` if the engine fails.
+        """
         with self.lock:
             run.session.before(run)
             try:
@@ -106,10 +121,13 @@ class Slots:
             return run.session.steps_of(run, rows)
 
     def rest(self, session: "KvSession") -> None:
-        """The session runs nothing for a while: nobody need wait for it."""
+        """Note that the session will not run for a while, so that no pass waits for it."""
 
     def reserve(self) -> None:
-        """Count a session, whose cache is chosen once its ids are known. Raises `UsageError`."""
+        """Count one more open session; its cache is chosen by `take`, once its ids are known.
+
+        Raises `UsageError` if all slots are in use.
+        """
         with self.lock:
             self.check_open()
             if self.sessions == self._count:
@@ -121,11 +139,12 @@ class Slots:
             self.sessions += 1
 
     def take(self, ids: Sequence[int]) -> SequenceCache:
-        """A cache for a session that begins with `ids`.
+        """Return a cache for a session that begins with `ids`.
 
         Prefers a cache of the same conversation, then an empty one, then one that keeps more than
         half of its ids, then the least recently used. Conversations begin alike (a BOS, a
-        template's head, a system prompt): a few common ids are no reason to drop another's.
+        template's head, a system prompt): a few common ids are no reason to drop the cache of
+        another conversation.
         """
         with self.lock:
             self.check_open()
@@ -139,7 +158,7 @@ class Slots:
             return self._free.pop(max(same or empty or gains, key=kept.__getitem__, default=0))
 
     def give_back(self, cache: SequenceCache | None) -> None:
-        """A session is over, which took the cache if it was opened."""
+        """End a session and free its `cache`, which is None if the session was never opened."""
         with self.lock:
             self.sessions -= 1
             if cache is None or self.closed:
@@ -150,22 +169,27 @@ class Slots:
             cache.prompt = min(cache.prompt, cache.length)
 
     def close(self) -> bool:
-        """Let nothing run any more; False where that was done before."""
+        """Refuse all further runs. Returns False if the slots were closed before."""
         with self.lock:
             before, self.closed = self.closed, True
             self._free.clear()
             return not before
 
     def check_open(self) -> None:
+        """Raise `UsageError` if the model is closed."""
         if self.closed:
             raise UsageError(f"{self.name!r} is closed", hint="load it again")
 
 
 class KvSession(EdgeSession):
-    """A sequence of a model, taken from its `Slots` when it is opened."""
+    """An `EdgeSession` over a `SequenceCache`, which it takes from `Slots` when it is opened."""
 
     def __init__(self, model: EdgeModel, slots: Slots, needs: Needs, top: int) -> None:
-        """Raises `UsageError` where all slots are taken, or hidden states that the engine lacks."""
+        """Reserve a slot. `needs` and `top` are described at `EdgeModel.session`.
+
+        Raises `UsageError` if all slots are in use, or if the engine lacks the hidden states
+        needed.
+        """
         super().__init__(model, needs)
         slots.reserve()
         self._slots = slots
@@ -250,7 +274,7 @@ class KvSession(EdgeSession):
 
     @property
     def closed(self) -> bool:
-        """Whether its steps are over."""
+        """Whether the session was closed, so that none of its steps will be read."""
         return self._closed
 
     @property
@@ -258,7 +282,7 @@ class KvSession(EdgeSession):
         return 0 if self._cache is None else len(self._cache.ids)
 
     def _next_end(self, wanted: int) -> int:
-        """End of the next run: a prompt except its last id is computed without outputs."""
+        """Return where the next run ends: only a prompt's last id is computed with outputs."""
         stops = self._wanted and [at for at in self._wanted if self.computed < at < wanted]
         if wanted - self.computed <= self._few and not stops:
             return wanted
@@ -294,13 +318,13 @@ class KvSession(EdgeSession):
         return made
 
     def before(self, run: Run) -> None:
-        """What the engine does before it computes `run`. Raises `UsageError` once closed."""
+        """Make the checkpoint that is due before `run`, if any. Raises `UsageError` once closed."""
         self._check_open()
         if run.start in self._wanted:
             run.cache.checkpoint(lasting=run.start < run.cache.prompt)
 
     def steps_of(self, run: Run, rows: Sequence[KvRow]) -> list[LogitsStep]:
-        """The steps of what was computed: views into the engine."""
+        """Return the steps of a finished run: its `rows`, which are views into the engine."""
         cache, slots, text = run.cache, self._slots, self._tokenizer
         decode = cache.decodes
         return [
@@ -317,7 +341,10 @@ class KvSession(EdgeSession):
         ]
 
     def failure(self, run: Run, error: BaseException) -> BaseException:
-        """What to raise where `run` failed; what it computed is dropped."""
+        """Drop what the failed `run` computed, and return the exception to raise for `error`.
+
+        Failures of the engine become a `ModelError`; other exceptions are returned as they are.
+        """
         run.cache.back(run.start)
         if not isinstance(error, FAILURES):
             return error

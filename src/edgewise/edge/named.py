@@ -1,4 +1,4 @@
-"""Opens an edge model, or a tokenizer by itself, at an address; the files choose the engine."""
+"""Opens an edge model, or a tokenizer alone, by its address; the files choose the engine."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from edgewise.registry import Registry
 LLAMA_CPP = "llamacpp"
 
 SERVER = "server"
-"""The edge engine for a model that a server at a URL runs."""
+"""Name of the edge engine for a model that a server at a URL runs."""
 
 EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
     "edge engine",
@@ -23,13 +23,16 @@ EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
         SERVER: "edgewise.edge.served.model:open_server",
     },
 )
-"""An engine is called with the model's address as the user wrote it."""
+"""The edge engines by name. Each is called with the address as the user wrote it, and options."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 def engine_at(address: str) -> str:
-    """The edge engine for what is at `address`. Raises `AddressError`, `UsageError`."""
+    """Return the name of the edge engine that opens the model at `address`.
+
+    Raises `AddressError` if no engine reads the files there, `UsageError` if several claim them.
+    """
     if is_url(with_scheme(address)):
         return SERVER
     files = model_files(address)
@@ -65,12 +68,12 @@ def _unclaimed(address: str, names: Sequence[str]) -> AddressError:
 
 
 def files_read(engine: str) -> tuple[str, ...]:
-    """Ends of the names of a folder's files that an engine reads; its class says so as `reads`."""
+    """Return the name endings of the files that an engine reads in a model's folder (`reads`)."""
     return getattr(EDGES.load(engine), "reads", ())
 
 
 def open_tokenizer(address: str) -> Tokenizer:
-    """The tokenizer in a GGUF, a folder or a repository. Raises `UsageError`."""
+    """Open the tokenizer in a GGUF, a model's folder or a repository. Raises `UsageError`."""
     path = resolve_tokenizer(address)
     if path.is_dir():
         from edgewise.edge.tokenizer_json import HubTokenizer

@@ -1,4 +1,4 @@
-"""Logprobs of a text's ids under a model, each after the ids before it.
+"""Logprobs of the ids of a text under an edge model, each id given the ids before it.
 
 Logits of every position of a long prompt would fill the memory, so the ids run in small batches,
 and of each position little more than a number is kept.
@@ -12,14 +12,17 @@ from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.events import Candidate
 
 ROOM = 32 << 20
-"""Bytes of logits that one batch may bring."""
+"""Most bytes of logits that one batch returns."""
 
 MOST = 64
-"""Most ids of a batch: larger ones are hardly quicker."""
+"""Most ids of a batch; larger batches are hardly faster."""
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """An id of a text: its logprob (nats), and the likeliest there; of the first neither."""
+    """An id of a text with its logprob (nats) and the likeliest ids (`top`) at its position.
+
+    The first id follows nothing, and so has neither.
+    """
 
     id: int
     logprob: float | None = None
@@ -29,7 +32,11 @@ class Scored(msgspec.Struct, frozen=True):
 def scored(
     model: EdgeModel, ids: Sequence[int], *, top: int = 1
 ) -> Generator[Sequence[Scored], None, None]:
-    """Scores `ids`, a batch at a time, in a session of its own; close it to stop early."""
+    """Score `ids` in a session of its own; yield one `Scored` per id, a batch at a time.
+
+    `top` is the number of likeliest ids to return for each position. Close the generator to stop
+    early.
+    """
     session = model.session(Needs.NOTHING)
     most = max(1, min(MOST, model.context, ROOM // (4 * model.tokenizer.size)))
     try:

@@ -1,9 +1,9 @@
-"""The cache of one sequence in an engine, and how far it can roll back.
+"""`SequenceCache`: the KV cache of one sequence, and how it rolls back.
 
-Attention's keys and values are cut anywhere. A layer with one state, that after the last id
-(recurrent and convolutional layers, windows that have moved on), cannot be cut: the state is copied
-now and then. A rollback takes the last of these checkpoints at or before a position, and the ids
-between the two are computed again.
+Keys and values of attention layers can be cut at any position. Other layers hold only the state
+after the last id (recurrent and convolutional layers, sliding windows that have moved on): it
+cannot be cut, and is copied now and then. A rollback restores the last of these checkpoints at or
+before the wanted position, and the ids between the two are computed again.
 """
 
 from abc import ABC, abstractmethod
@@ -19,50 +19,53 @@ from edgewise.edge.base import Floats, Rewinds
 MOST = 8
 
 MEMORY = 1 << 30
-"""Bound on the checkpoints of all sequences of a model, bytes; each may have one beyond it."""
+"""Most bytes of all checkpoints of a model; each sequence may have one checkpoint beyond that."""
 
 FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
-"""Exceptions of the libraries where a run fails, or a copy."""
+"""Exceptions by which an engine's library reports that a run or a copy failed."""
 
 _KEPT_OF_PROMPTS = 2  # its end, and its last turn, which an edited message comes back to
 
 _CLOSE = 0.05  # most difference of logits computed in two ways, relative to the largest
 
 Outputs = Literal["none", "last", "all"]
-"""Ids of a run whose logits are returned."""
+"""For which ids of a run the logits are returned."""
 
 
 class KvRow(NamedTuple):
-    """Views until the next decode: `logits` float32[vocabulary], `hidden` float32[d] or None."""
+    """The engine's output for one id of a run; views that are valid until the next decode.
+
+    `logits`: float32[vocabulary]. `hidden`: float32[d], None if it was not asked for.
+    """
 
     logits: Floats
     hidden: Floats | None = None
 
 
 class SequenceCache(ABC):
-    """The cache of one sequence. An engine implements the abstract methods."""
+    """The KV cache of one sequence. An engine implements the abstract methods."""
 
     # Ids between checkpoints at least: a rollback computes no more again, in one pass.
     spacing = 8
 
     rewinds: Rewinds
-    """How far its layers can roll back. Set by `_begin`."""
+    """How far the layers can roll back (see `EdgeAbilities`); `_begin` sets it."""
 
     ids: list[int]
-    """The ids that are computed."""
+    """The ids whose keys and values (or states) are in the cache."""
 
     prompt = 0
-    """Length in ids of its last session's prompt."""
+    """Number of ids in the prompt of the last session that used the cache."""
 
     def __init__(self, *, room: int = MEMORY) -> None:
-        """Its checkpoints have `room` bytes together; one may be larger."""
+        """Start empty. All checkpoints together take `room` bytes; a single one may take more."""
         self._room = room
         self._copies: dict[int, Any] = {}
         self._runs = 0
         self.clear()
 
     def clear(self) -> None:
-        """Hold nothing."""
+        """Drop all ids and checkpoints."""
         self._drop_copies(-1)
         self._lasting: list[int] = []
         self.ids = []
@@ -74,44 +77,48 @@ class SequenceCache(ABC):
 
     @property
     def decodes(self) -> int:
-        """Grows with every run that makes earlier rows invalid."""
+        """A counter that changes with every run that invalidates earlier rows (views)."""
         return self._runs
 
     @property
     def cuttable(self) -> bool:
-        """Whether all of it can be cut now, without a checkpoint."""
+        """Whether the cache can be cut at any position now, without a checkpoint."""
         return self.rewinds == "anywhere"
 
     @abstractmethod
     def _begin(self) -> None:
-        """Make a new cache, and say how far back it goes."""
+        """Make an empty cache in the engine, and set `rewinds`."""
 
     @abstractmethod
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
-        """Run `ids` after those in the cache: rows for the last, for all, or none."""
+        """Run `ids` after those in the cache; return the rows that `outputs` asks for."""
 
     @abstractmethod
     def _back(self, count: int, state: Any | None) -> bool:
-        """Cut `count` ids off; `state` replaces what cannot be cut. False where less was cut."""
+        """Cut the last `count` ids; restore `state`, a checkpoint, if given. False if it failed."""
 
     def _copy(self) -> Any:
-        """Copy what cannot be cut. An engine whose caches are all cut anywhere needs none."""
+        """Return a copy of the state that cannot be cut, for engines that have such a state."""
         raise NotImplementedError
 
     @property
     def state_size(self) -> int:
-        """Bytes of the next copy."""
+        """Size in bytes of the next checkpoint."""
         return 0
 
     def _reuse(self, state: Any) -> None:  # noqa: B027
-        """A copy is no longer needed: an engine may want its memory."""
+        """Take back the memory of a checkpoint that is no longer needed."""
 
     def _failed(self, ids: Sequence[int]) -> None:
-        """A run of `ids` was interrupted: drop what it left."""
+        """Drop what a failed run of `ids` left in the engine; by default, the whole cache."""
         self.clear()
 
     def run(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool = False) -> Sequence[KvRow]:
-        """See `_compute`. A run that is interrupted leaves nothing behind."""
+        """Run `ids` after those in the cache, and make a checkpoint first if one is due.
+
+        Returns no row, that of the last id, or one per id, as `outputs` says; with `hidden`, rows
+        have hidden states. If the run fails, none of `ids` are kept.
+        """
         self.space()
         self._runs += 1
         try:
@@ -123,12 +130,12 @@ class SequenceCache(ABC):
         return rows
 
     def space(self) -> None:
-        """Make the checkpoint that is due before a run, if one is."""
+        """Make a checkpoint if the last one lies `spacing` or more ids back; before each run."""
         if not self.cuttable and self.length - max(self._copies, default=0) >= self.spacing:
             self.checkpoint()
 
     def keeps(self, position: int) -> int:
-        """Number of ids that `back(position)` would leave."""
+        """Return how many ids would be left after `back(position)`, without rolling back."""
         if position >= self.length:
             return self.length
         if self.cuttable:
@@ -136,7 +143,7 @@ class SequenceCache(ABC):
         return max((at for at in self._copies if at <= position), default=0)
 
     def back(self, position: int) -> int:
-        """Drop ids from `position` on, or from a checkpoint before; returns how many remain."""
+        """Roll back to `position`, or to a checkpoint before it; return how many ids remain."""
         if position >= self.length:
             return self.length
         kept = self.keeps(position)
@@ -154,7 +161,7 @@ class SequenceCache(ABC):
         return kept
 
     def checkpoint(self, *, lasting: bool = False) -> None:
-        """Copy the state after the last id; the last two `lasting` ones, in a prompt, stay."""
+        """Save the state after the last id; the latest two `lasting` ones are dropped last."""
         if self.rewinds != "checkpoints" or not self.length:
             return
         if lasting:
@@ -178,12 +185,12 @@ class SequenceCache(ABC):
 
 
 def rows_of(logits: Floats, hidden: Floats | None) -> list[KvRow]:
-    """float32 logits [n, vocabulary] and hidden states [n, d], row by row."""
+    """Return float32 logits [n, vocabulary] and hidden states [n, d] as n rows."""
     if hidden is None or len(hidden) != len(logits):
         return [KvRow(row) for row in logits]
     return [KvRow(*row) for row in zip(logits, hidden, strict=True)]
 
 
 def alike(left: Floats, right: Floats) -> bool:
-    """Whether two rows of logits are the same but for rounding; not where they are no numbers."""
+    """Return whether two rows of logits are equal but for rounding; False if they hold NaN."""
     return bool(np.abs(left - right).max() <= _CLOSE * np.abs(left).max())

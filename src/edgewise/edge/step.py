@@ -1,6 +1,7 @@
-"""`LogitsStep`: the `Step` of any engine that hands out a row of logits and a hidden state.
+"""`LogitsStep`: the `Step` of every engine that returns a row of logits and a hidden state.
 
-Over 150,000 logits every pass counts, so each figure is computed once, on demand.
+A vocabulary may have 150,000 logits, so that each pass over them takes noticeable time: every value
+is computed when it is first asked for, and once.
 """
 
 import math
@@ -16,7 +17,7 @@ from edgewise.events import Candidate
 _BLOCK = 128
 
 _PART = 1 << 14
-"""Logits of which the exponentials are taken at a time: an engine leaves no more room in caches."""
+"""Logits per `exp` call, few enough that the intermediate arrays stay in the processor's cache."""
 
 _ONES = np.ones(_PART, np.float32)
 
@@ -27,10 +28,10 @@ _ENTROPY, _TOP, _LOGITS, _HIDDEN = (
 
 
 def top_ids(logits: Floats, k: int) -> Ids:
-    """The k likeliest ids, best first; ties go to the lower id.
+    """Return the k likeliest ids (int32), best first; of equal logits the lower id is first.
 
-    The vocabulary is cut into blocks. The k largest block maxima bound the k-th largest logit
-    from below, so only the few logits at or above that bound are sorted: a third of the time of a
+    The vocabulary is cut into blocks. The k largest block maxima bound the k-th largest logit from
+    below, so only the few logits at or above that bound are sorted: a third of the time of a
     partition of 150,000 logits.
     """
     n = len(logits)
@@ -46,10 +47,11 @@ def top_ids(logits: Floats, k: int) -> Ids:
 
 
 class LogitsStep(Step):
-    """A `Step` over live engine memory; `is_fresh` tells whether the views are still valid.
+    """A `Step` whose logits and hidden state are views into the engine's memory.
 
-    Where sessions share an engine, another one's decode may come while a step is read: the engine
-    calls `keep` before it.
+    `is_fresh()` tells whether these views are still valid. Where sessions share an engine, the
+    decode of another session may come while this step is read; the engine calls `keep` before such
+    a decode.
     """
 
     def __init__(
@@ -63,7 +65,12 @@ class LogitsStep(Step):
         written: Written | None = None,
         shared: bool = False,
     ) -> None:
-        """`buffer`: scratch space of a session's steps. `shared`: what leaves here is a copy."""
+        """Take the rows of one position: `logits` float32[size], `hidden` float32[d] or None.
+
+        `buffer` is scratch space, float32, shared by the steps of a session. With `shared`, the
+        properties `logits` and `hidden` return copies, since another session may decode at any
+        time.
+        """
         self.position = position
         self.size = len(logits)
         self.proposed = int(logits.argmax())
@@ -79,7 +86,7 @@ class LogitsStep(Step):
         self._reading = Lock()
 
     def own(self, needs: Needs, top: int = 0) -> None:
-        """Compute or copy `needs`, and the `top` likeliest ids: they outlive the next decode."""
+        """Keep what `needs` names (`top`: how many ids) readable after the engine's next decode."""
         wanted = needs.value
         if wanted & _ENTROPY:
             self._normalised()
@@ -92,7 +99,7 @@ class LogitsStep(Step):
                 self._keep_hidden()
 
     def keep(self) -> None:
-        """Copy what is still a view into the engine, which is about to decode."""
+        """Copy all that is still a view into the engine; called just before the engine decodes."""
         with self._reading:
             self._keep_logits()
             self._keep_hidden()
@@ -117,7 +124,7 @@ class LogitsStep(Step):
             )
 
     def _normalised(self) -> tuple[float, float]:
-        """The entropy, and the log of the sum of exp(logits), in one pass."""
+        """Return the entropy and log(sum(exp(logits))), computed in one pass over the logits."""
         if self._figures is not None:
             return self._figures
         with self._reading:

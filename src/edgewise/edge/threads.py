@@ -1,4 +1,4 @@
-"""How many threads an engine takes where nobody says: one for each core that has time for it."""
+"""How many CPU threads an edge engine uses: the default, and the choice for each forward pass."""
 
 import os
 import subprocess
@@ -15,7 +15,11 @@ _SLOW = 0.5  # A core of less than so much of the fastest one's capacity is one 
 
 
 def default_threads(system: Path = SYSTEM) -> int:
-    """Cores that this process may use: of two hyperthreads one, and none made for efficiency."""
+    """Return the default number of threads: the cores that this process may use, at least 1.
+
+    Of two hyperthreads of a core one counts; efficiency cores, and what is beyond a container's
+    limit, do not. `system` is where Linux mounts sysfs.
+    """
     if sys.platform == "darwin":
         return _performance_cores() or os.cpu_count() or 1
     if not hasattr(os, "sched_getaffinity"):
@@ -40,7 +44,7 @@ def _read(path: Path) -> str:
 
 
 def _fast(system: Path, cpus: Iterable[int]) -> list[int]:
-    """Those that are not for efficiency: by ARM's capacities, or by Intel's list of large cores."""
+    """Return the CPUs that are no efficiency cores, by Intel's list or ARM's capacities."""
     cpus = list(cpus)
     if listed := _listed(_read(system / "devices/cpu_core/cpus")):
         return [cpu for cpu in cpus if cpu in listed] or cpus
@@ -52,7 +56,7 @@ def _fast(system: Path, cpus: Iterable[int]) -> list[int]:
 
 
 def _siblings(system: Path, cpu: int) -> str:
-    """The hyperthreads of one core have this in common."""
+    """Return a text that the hyperthreads of one core have in common."""
     told = _read(system / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return told or str(cpu)
 
@@ -68,7 +72,7 @@ def _listed(told: str) -> set[int]:
 
 
 def _quota(system: Path) -> int:
-    """Cores' worth of time that a container may take; many where it is not limited."""
+    """Return the cores' worth of CPU time that a container's limit allows; many without a limit."""
     with suppress(ValueError, ZeroDivisionError):
         most, period = _read(system / "fs/cgroup/cpu.max").split()
         return max(1, round(int(most) / int(period)))
@@ -76,16 +80,16 @@ def _quota(system: Path) -> int:
 
 
 TRIES, LATEST = 3, 5
-"""Passes of a trial of another number, and passes of which the median is compared."""
+"""Passes of a trial of another number; latest passes of which the median time is compared."""
 
 SOON, LATE = 16, 1024
-"""Passes until the next trial: soon after a change, then twice as many after each that was lost."""
+"""Passes until the next trial: SOON after a change, doubled up to LATE by each lost trial."""
 
 _STALLED = 4.0
 
 
 class Threads:
-    """The number of threads that computes passes soonest, of at most `most`, found by trying.
+    """Finds, by trying, the number of threads (at most `most`) that computes passes fastest.
 
     A pass waits for its slowest thread: on two cores two threads write 1.6 to 1.8 times as many
     tokens as one, and half as many beside a program that keeps a core busy (docs/edge-engines.md).
@@ -97,16 +101,16 @@ class Threads:
         self._sizes = defaultdict[int, _Trials](lambda: _Trials(most))
 
     def of(self, ids: int) -> int:
-        """Threads of the next pass, over so many ids."""
+        """Return the number of threads for the next pass, over `ids` (a count) ids."""
         return self._sizes[ids.bit_length()].next()
 
     def took(self, ids: int, threads: int, seconds: float) -> None:
-        """A pass over so many ids took so long."""
+        """Record that a pass over `ids` (a count) ids took `seconds` with `threads` threads."""
         self._sizes[ids.bit_length()].took(threads, seconds / ids)
 
 
 class _Trials:
-    """What `Threads` knows of passes of one size."""
+    """Measurements and the current choice of `Threads` for passes of about one size."""
 
     def __init__(self, most: int) -> None:
         self._most = self._best = most

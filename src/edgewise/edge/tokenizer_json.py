@@ -1,8 +1,8 @@
-"""The tokenizer in a hub model's folder, `tokenizer.json`, through the library tokenizers.
+"""`HubTokenizer`: the tokenizer of a model's folder (`tokenizer.json`), by the library tokenizers.
 
-The same ids, bytes and special tokens that llama.cpp reads in a GGUF of the same model, so that
-both have one fingerprint. The files are checked before the library is given them. Neither torch nor
-transformers is needed, and no code of a model runs.
+Its ids, bytes and special tokens equal those that llama.cpp reads in a GGUF of the same model, so
+that both have one fingerprint. The files are checked before the library is given them. Neither
+torch nor transformers is needed, and no code of a model runs.
 """
 
 import math
@@ -22,11 +22,11 @@ TOKENIZER = "tokenizer.json"
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 _TOOLS = "tool_use"
 MAX_TOKENIZER = 128 << 20
-"""Largest tokenizer that is read, bytes: Gemma's has 33 MB."""
+"""Most bytes of a `tokenizer.json` that is read. Gemma's has 33 MB."""
 
 MAX_TEMPLATE_FILE = 1 << 20
 GROWTH = 16
-"""Most times a normalizer may lengthen a text before the tokenizer truncates it, in characters."""
+"""Most times that a normalizer may lengthen a text, in characters; others are refused."""
 
 _ENDS = """
 <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|endoftext|> <|end_of_text|> <|return|> <|call|> <|eot|>
@@ -35,7 +35,7 @@ _ENDS = """
 <fim-pad> <fim_pad> <fim-repo>
 """
 ENDS = frozenset(_ENDS.split())
-"""Special tokens that end an answer whatever a folder says, as llama.cpp has it."""
+"""Special tokens that end an answer in any model, whatever its files say, as in llama.cpp."""
 
 _SPACE = "▁"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -58,7 +58,7 @@ class _Added(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    """`tokenizer.json`."""
+    """The content of `tokenizer.json`."""
 
     model: msgspec.Raw
     version: str = "1.0"
@@ -100,14 +100,14 @@ class _Ends(msgspec.Struct):
 
 @cache
 def _byte_of_letter() -> Mapping[str, int]:
-    """The byte that byte-level BPE writes as a letter (GPT-2's table)."""
+    """Return the byte for each letter by which byte-level BPE writes bytes (GPT-2's table)."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
     return {chr(b): b for b in shown} | {chr(256 + i): b for i, b in enumerate(hidden)}
 
 
 def _checked(path: Path) -> tuple[_File, _Model]:
-    """`tokenizer.json` as the library may be given it. Raises `ModelError`."""
+    """Return the checked content of `tokenizer.json`, and its model. Raises `ModelError`."""
     data = read_bytes(path, MAX_TOKENIZER)
     if data is None:
         raise ModelError(
@@ -143,7 +143,7 @@ def _is_byte_level(file: _File) -> bool:
 
 
 def _growth(step: object) -> float:
-    """Most times that a normalizer can lengthen a long text."""
+    """Return how many times a normalizer step can lengthen a long text."""
     fields = cast(dict[str, Any], step) if isinstance(step, dict) else {}
     kind = fields.get("type")
     if kind == "Sequence":
@@ -159,7 +159,7 @@ def _growth(step: object) -> float:
 
 
 def _templates(folder: Path, config: _TokenizerConfig) -> tuple[str | None, str | None]:
-    """The template, and the one for tools; files of their own win, as in transformers."""
+    """Return the chat template and the one for tools; separate files win, as in transformers."""
     given = config.chat_template
     named = {"default": given} if isinstance(given, str) else {}
     if isinstance(given, list):
@@ -176,10 +176,13 @@ def _text(token: str | _Named | None) -> str:
 
 
 class HubTokenizer:
-    """Implements `Tokenizer`, for any number of threads."""
+    """The tokenizer in a model's folder. Implements `Tokenizer`; safe for any number of threads."""
 
     def __init__(self, folder: Path, *, size: int | None = None) -> None:
-        """`size`: the model's number of logits, where padded. Raises `ModelError`, `UsageError`."""
+        """Read `folder`. `size` is the model's number of logits, if padded beyond the ids.
+
+        Raises `ModelError` for files that are missing or damaged, `UsageError` without the library.
+        """
         self._where = folder / TOKENIZER
         file, model = _checked(self._where)
         self._byte_level = _is_byte_level(file)
@@ -215,7 +218,7 @@ class HubTokenizer:
         return frozenset(ids & self._texts.keys())
 
     def _first(self, adds_bos: bool | None) -> int | None:
-        """The id that begins a text, None where the model wants none."""
+        """Return the id that begins every prompt (BOS); None if the model wants none."""
         if adds_bos is not None:
             ids = [i for i, text in self._texts.items() if text == self._named["bos"]]
             return ids[0] if adds_bos and ids else None
@@ -225,9 +228,10 @@ class HubTokenizer:
         return first[0] if first and first != plain and first[0] in self.special else None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of `text`; with `special`, special tokens written in it become their ids.
+        """Return the ids of `text`; with `special`, special tokens written in it become their ids.
 
-        Added tokens that are not special, such as `<think>`, do so in any text, as in llama.cpp.
+        Added tokens that are not special, such as `<think>`, become their ids in any text, as in
+        llama.cpp.
         """
         text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
         with self._lock, explained(self._where, "tokenizers"):
@@ -238,7 +242,7 @@ class HubTokenizer:
         return [part for token in ids for part in self._spelled(token)]
 
     def _spelled(self, token: int) -> list[int]:
-        """The ids of a special token's letters, where a model writes it with text's own merges."""
+        """Return the ids that spell a special token as plain text; other tokens stay."""
         if token not in self._control:
             return [token]
         data = self._texts[token].encode()

@@ -1,4 +1,4 @@
-"""Facts about ids: a vocabulary's fingerprint, what ids stand for, how long a prompt can be."""
+"""Functions of a tokenizer: its fingerprint, texts to ids and back, the length of prompts."""
 
 import functools
 import hashlib
@@ -11,7 +11,7 @@ from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.errors import ContextOverflow
 
 CHUNK = 1 << 16
-"""Characters that are tokenised at a time to count what they come to."""
+"""Characters that are tokenized at a time when a prompt's ids are counted."""
 
 _SLACK = 2
 _CONTEXT = 32  # ids before a text that are read to spell it
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
-    """Compute a fact about a tokenizer once, and remember it as long as the tokenizer lives."""
+    """Decorator: compute a function of a tokenizer once, and keep the result while that lives."""
     known: WeakKeyDictionary[Tokenizer, _T] = WeakKeyDictionary()
     lock = threading.Lock()
 
@@ -35,10 +35,11 @@ def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
 
 @once
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """SHA-256 over the bytes of every used id, and over the ids of the probe strings.
+    """Return a SHA-256 that is equal for equal vocabularies, apart from padding.
 
-    Ids without bytes are padding and left out: models of one family pad to different sizes. The
-    probes show merges and pre-tokenizer, which no library hands out.
+    It covers the bytes of every used id, and the ids of the strings in `PROBES`: these show merges
+    and the pre-tokenizer, which no library hands out. Ids without bytes are padding and left out,
+    since models of one family pad to different sizes.
     """
     digest = hashlib.sha256()
     special = tokenizer.special
@@ -52,6 +53,7 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
+    """Return how many leading items two sequences have in common."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index
@@ -59,15 +61,16 @@ def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
 
 
 def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
-    """The text of ids; special tokens have none."""
+    """Return the UTF-8 bytes that ids stand for; special tokens add nothing."""
     return b"".join(map(tokenizer.piece, ids))
 
 
 def ids_of_text(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int] | None:
-    """Tokenizes `text` as a continuation of `before`, without changing `before`.
+    """Return ids that continue the ids `before` with exactly the bytes of `text`, or None.
 
-    Falls back to the text alone, then after a newline (SentencePiece prefix space), then byte by
-    byte. Returns None if no variant gives back exactly the bytes of `text`.
+    `text` is tokenized behind the text of `before`. If that changes the ids of `before`, or gives
+    other bytes, it is tokenized alone, then after a newline (SentencePiece prefix space), then byte
+    by byte. None if the vocabulary lacks a byte.
     """
     data = text.encode()
     tail = list(before[-_CONTEXT:])
@@ -82,14 +85,14 @@ def ids_of_text(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[
 
 @once
 def _letters(tokenizer: Tokenizer) -> Mapping[int, int]:
-    """The id of each byte that has one of its own."""
+    """Return the id of each byte that has an id of its own."""
     pieces = ((tokenizer.piece(token), token) for token in reversed(range(tokenizer.size)))
     return {piece[0]: token for piece, token in pieces if len(piece) == 1}
 
 
 @once
 def longest_piece(tokenizer: Tokenizer) -> int:
-    """Bytes of the longest text that one id stands for; at least 1."""
+    """Return the length in bytes of the longest text that one id stands for; at least 1."""
     special = (len(text.encode("utf-8", "surrogatepass")) for text in tokenizer.special.values())
     return max(1, *special, *(len(tokenizer.piece(token)) for token in range(tokenizer.size)))
 
@@ -97,10 +100,10 @@ def longest_piece(tokenizer: Tokenizer) -> int:
 def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
     """Raise `ContextOverflow` for texts that are clearly too long for `context` ids.
 
-    Some are so by their length alone: no id stands for more than the vocabulary's longest piece,
-    and a character is at least a byte. Others are tokenised in chunks, and no further than
-    `context` needs. At a chunk's end a few ids differ from the whole text's, so a text is only
-    refused at twice the context.
+    Some are too long by their number of characters: no id stands for more than the vocabulary's
+    longest piece, and a character is at least a byte. Other long texts are tokenized in chunks, as
+    far as needed. At a chunk's end a few ids differ from the whole text's, so a text is only
+    refused at twice the context. Short texts (up to `CHUNK` characters) are not checked.
     """
     if (characters := sum(map(len, texts))) <= CHUNK:
         return
@@ -116,7 +119,7 @@ def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) ->
 
 
 def overflow(tokens: str, context: int) -> ContextOverflow:
-    """The error for a prompt of `tokens` tokens (in words) that does not fit."""
+    """Return the error for a prompt that does not fit; `tokens` is its length, or "at least N"."""
     return ContextOverflow(
         f"The prompt has {tokens} tokens and the context holds {context}", hint="shorten it"
     )

@@ -1,4 +1,4 @@
-"""Names on the model hub; `edgewise.hub.client` downloads what they name."""
+"""Addresses and file names on the model hub (Hugging Face); `edgewise.hub.client` downloads."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
 
 class HubAddress(NamedTuple):
-    """A parsed address on the hub."""
+    """An address on the hub: repository and, unless None, revision, quantisation and file."""
 
     repo: str
     revision: str | None
@@ -19,7 +19,7 @@ class HubAddress(NamedTuple):
 
 
 def is_plain(name: str) -> bool:
-    """Whether a relative path has only ordinary parts: no `..`, no drive, nothing too long."""
+    """Return whether a relative path is safe: no `..`, drive or backslash, and not too long."""
     parts = name.split("/")
     return (
         len(name) <= _LONGEST_NAME
@@ -30,7 +30,7 @@ def is_plain(name: str) -> bool:
 
 
 def short(name: str) -> str:
-    """The name, cut where it is too long for a sentence."""
+    """Return the name, cut to at most 300 characters for an error message."""
     return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
 
 
@@ -39,18 +39,18 @@ def is_gguf(name: str) -> bool:
 
 
 def first_of(name: str) -> str:
-    """The first file of a split model that `name` is a part of; any other name."""
+    """Return the first file of the split GGUF that `name` is a part of; any other name as it is."""
     return _PART.sub(lambda found: found[0].replace(found[1], "00001", 1), name)
 
 
 def models_among(names: Iterable[str]) -> list[str]:
-    """The GGUF models, by name: no projector, no importance matrix, of a split model the first."""
+    """Return GGUF models, sorted: no mmproj or imatrix files; of a split model its first file."""
     ggufs = sorted(n for n in names if is_gguf(n) and not _NOT_A_MODEL.search(n))
     return [name for name in ggufs if (part := _PART.search(name)) is None or int(part[1]) == 1]
 
 
 def parts_of(name: str) -> list[str]:
-    """The files of a split model that `name` is the first of; any other name alone."""
+    """Return all files of the split GGUF whose first file is `name`; any other name alone."""
     match = _PART.search(name)
     if not match:
         return [name]

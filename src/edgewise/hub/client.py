@@ -1,8 +1,8 @@
-"""The model hub, through huggingface_hub: the files of a repository, and errors in one sentence.
+"""`Repository`: downloads from the model hub, through huggingface_hub; errors are one sentence.
 
-The hub's client makes file names of what the hub replies, so each reply is checked before the
-client acts on it. Its cache (HF_HOME) is shared with every other program that downloads from the
-hub; `hf cache` lists it and removes from it.
+The library makes file names of what the hub replies, so each reply is checked before the library
+acts on it. The library's cache (HF_HOME) is shared with every other program that downloads from the
+hub; the command `hf cache` manages it.
 """
 
 import re
@@ -49,7 +49,7 @@ _FAILURES = (
     *(ArithmeticError, AttributeError, InvalidURL, LookupError),
     *(RuntimeError, TypeError, ValueError),
 )
-"""Errors of the hub's client for no answer, and for replies that no hub sends."""
+"""Exceptions of the library when the hub is unreachable or sends what no hub sends."""
 
 Kind = Literal["model", "dataset"]
 
@@ -58,11 +58,11 @@ _CHECK = "check HF_ENDPOINT, or name a file on this disk"
 
 
 class _NoAnswer(AddressError):
-    """The hub did not answer, or answered that it is busy or broken: the cache may do."""
+    """The hub did not answer, or answered that it is busy or broken; the cache is tried then."""
 
 
 def _require_plain(address: HubAddress, setting: str | None) -> None:
-    """Raise `AddressError` for names that lead elsewhere on the hub, or on this disk."""
+    """Raise `AddressError` for names that would lead elsewhere on the hub or on this disk."""
     for what, name in zip(_PARTS, address, strict=True):
         if name is not None and not is_plain(name):
             raise AddressError(
@@ -73,12 +73,16 @@ def _require_plain(address: HubAddress, setting: str | None) -> None:
 
 
 class Repository:
-    """A repository's files: as the hub lists them, or those in the cache if it does not answer."""
+    """A hub repository's files: as the hub lists them, or those in the cache if it is offline.
+
+    `names` are the files, `library` is the one that the model's card names (or None), `online` is
+    whether the hub answered.
+    """
 
     def __init__(
         self, address: HubAddress, *, setting: str | None = None, kind: Kind = "model"
     ) -> None:
-        """Ask the hub, once a process. Raises `AddressError`; `setting` names the address."""
+        """List the files (once a process). `setting` is for errors. Raises `AddressError`."""
         _require_plain(address, setting)
         self._address, self._setting, self._kind = address, setting, kind
         self.library, self.online = None, True
@@ -89,7 +93,10 @@ class Repository:
             self.names, self.online = _cached(address, kind, problem), False
 
     def file(self, name: str, *, largest: int = _LARGEST_FILE) -> Path:
-        """Downloads a file of at most `largest` bytes unless cached. Raises `AddressError`."""
+        """Return the path of a file in the cache, after downloading it if need be.
+
+        Raises `AddressError`, also for a download of more than `largest` bytes.
+        """
         # A client that no proxy lets start is none, and what is here needs none.
         with explained(self._address), _bounded(largest) if self.online else nullcontext():
             path = huggingface_hub.hf_hub_download(
@@ -102,7 +109,7 @@ class Repository:
         return _inside_cache(Path(path), name)
 
     def folder(self, names: Sequence[str]) -> Path:
-        """The folder of the snapshot that holds all these files. Raises `AddressError`."""
+        """Download files; return the folder of the snapshot with all. Raises `AddressError`."""
         if not 0 < len(names) <= _MOST_FILES:
             raise AddressError(
                 f"{self._address.repo!r} has {len(names)} files for this, not 1 to {_MOST_FILES}",
@@ -119,7 +126,7 @@ class Repository:
 
 
 def cached_repositories() -> list[DiskModel]:
-    """The model repositories that were downloaded, by name."""
+    """Return the model repositories in the hub's cache, sorted by name."""
     try:
         kept = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
     except (CacheNotFound, ValueError):  # a file has the folder's name
@@ -133,7 +140,7 @@ def cached_repositories() -> list[DiskModel]:
 
 @lru_cache
 def _listed(repo: str, revision: str | None, kind: Kind) -> tuple[list[str], str | None]:
-    """Names of a repository's files, and the library that a model's card names."""
+    """Return the names of a repository's files, and the library that a model's card names."""
     api = huggingface_hub.HfApi()
     ask = api.model_info if kind == "model" else api.dataset_info
     with _bounded(_LARGEST_LISTING):
@@ -145,7 +152,7 @@ def _listed(repo: str, revision: str | None, kind: Kind) -> tuple[list[str], str
 
 
 def _cached(address: HubAddress, kind: Kind, problem: _NoAnswer) -> list[str]:
-    """Names of the files in the cache; raises the `problem` if there are none."""
+    """Return the names of the files in the cache; raise `problem` if there are none."""
     try:
         folder = Path(
             huggingface_hub.snapshot_download(
@@ -161,7 +168,7 @@ def _cached(address: HubAddress, kind: Kind, problem: _NoAnswer) -> list[str]:
 
 
 def _inside_cache(path: Path, name: str) -> Path:
-    """The file of a snapshot. Raises `AddressError` if it lies elsewhere."""
+    """Return the path if it is in the hub's cache; raise `AddressError` if it leads elsewhere."""
     repository = path.parents[name.count("/") + 2].resolve()
     real = path.resolve()
     if not any(map(real.is_relative_to, (Path(constants.HF_HUB_CACHE).resolve(), repository))):
@@ -176,10 +183,10 @@ _largest: ContextVar[int | None] = ContextVar("largest_reply", default=None)
 
 @contextmanager
 def _bounded(size: int) -> Generator[None]:
-    """Check each reply that the hub's client acts on here, those of redirects and retries too.
+    """Check each reply in this context before the library acts on it, redirects and retries too.
 
     Raises `AddressError` for a reply of more than `size` bytes, and for one that would make the
-    client write outside of its cache.
+    library write outside of its cache.
     """
     _install()
     token = _largest.set(size)
@@ -191,7 +198,7 @@ def _bounded(size: int) -> Generator[None]:
 
 @cache
 def _install() -> None:
-    """Add our checks to the client of huggingface_hub. Outside `_bounded` they do nothing."""
+    """Add our checks to huggingface_hub's HTTP client; outside `_bounded` they do nothing."""
     hooks = huggingface_hub.get_session().event_hooks
 
     def client() -> Client:
@@ -234,7 +241,7 @@ def _check_reply(response: Response) -> None:
 
 
 class _Bounded(SyncByteStream):
-    """A reply's body of at most `largest` bytes, whatever its headers say."""
+    """A reply's body that raises `AddressError` beyond `largest` bytes, whatever headers say."""
 
     def __init__(self, stream: SyncByteStream, largest: int) -> None:
         self._stream, self._largest = stream, largest
@@ -258,7 +265,7 @@ def _require(good: object, problem: str) -> None:
 
 @contextmanager
 def explained(address: HubAddress) -> Generator[None]:
-    """Turn what the hub's client raises into an `AddressError`."""
+    """Context manager that turns exceptions of huggingface_hub into an `AddressError`."""
     named = f"{address.repo}/{address.file}" if address.file else address.repo
     try:
         yield

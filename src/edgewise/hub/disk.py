@@ -1,4 +1,4 @@
-"""Models that other programs have on this disk: Ollama, LM Studio, llama.cpp, the hub's cache.
+"""Finds models that other programs keep on this disk: Ollama, LM Studio, llama.cpp, the hub.
 
 Nothing is written there, and no program is asked: only files are read. Names that come from
 elsewhere (a manifest's digest) are checked before they become a path.
@@ -30,15 +30,15 @@ _WEIGHTS, _ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model
 _PADDING = re.compile(rb"\[PAD\d+\]")
 _TEXT, _ARRAY = 8, 9
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a GGUF's numbers, by their kind."""
+"""Size in bytes of each type of number in a GGUF, by its type code."""
 _MOST_KEYS, _MOST_TOKENS, _LONGEST_TEXT = 1 << 12, 1 << 20, 1 << 22
 _LONGEST_VOCABULARY = 32 << 20
 _REGISTRIES = ("registry.ollama.ai", "ollama.com")
-"""Ollama's own, by its age; models of others are named with their host."""
+"""Hosts of Ollama's own registry, old and new; models of others are named with their host."""
 
 
 class DiskModel(NamedTuple):
-    """A GGUF of another program: `address` is what `--edge` takes, `size` in bytes."""
+    """A model that `program` keeps: `address` for `--edge`, `size` in bytes, `path` on disk."""
 
     program: str
     address: str
@@ -47,7 +47,7 @@ class DiskModel(NamedTuple):
 
 
 def disk_models() -> list[DiskModel]:
-    """Every GGUF that Ollama, LM Studio and llama.cpp keep, by program and address."""
+    """Return every GGUF that Ollama, LM Studio and llama.cpp keep, by program and address."""
     found = [
         DiskModel("Ollama", f"ollama:{name}", _size(path), path)
         for name, (path, lacks) in _ollama()
@@ -62,7 +62,7 @@ def disk_models() -> list[DiskModel]:
 
 
 def vocabulary_of(path: Path) -> str | None:
-    """A digest of the tokens of a GGUF, or of a cached repository's first; None without any."""
+    """Return a SHA-256 of a GGUF's tokens (of a folder, its first GGUF); None without tokens."""
     if path.is_dir():
         ggufs = models_among(str(path) for path in _files(path, "snapshots/*/*.gguf"))
         return vocabulary_of(Path(ggufs[0])) if ggufs else None
@@ -77,7 +77,7 @@ def vocabulary_of(path: Path) -> str | None:
 
 
 def _tokens(file: BinaryIO) -> list[bytes]:
-    """The tokens in a GGUF's header; raises `ValueError` and others for what is not a GGUF."""
+    """Return the tokens in a GGUF's header. Raises `ValueError` and others for other files."""
 
     def number(kind: str) -> int:
         return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
@@ -111,7 +111,10 @@ def _bounded(count: int, most: int) -> int:
 
 
 def ollama_file(name: str, *, whole: bool = True) -> Path:
-    """The GGUF of Ollama's `name`; adapters do not matter unless it is to be the `whole` model."""
+    """Return the path of the GGUF of the Ollama model `name`. Raises `AddressError`.
+
+    A model with an adapter or of several files is refused if the `whole` model is wanted.
+    """
     wanted = _full_name(name)
     if wanted is None:
         raise AddressError(
@@ -135,7 +138,7 @@ def ollama_file(name: str, *, whole: bool = True) -> Path:
 
 
 def _full_name(name: str) -> tuple[str, ...] | None:
-    """Host, owner, model and tag, as Ollama compares them: in any case, and those left out."""
+    """Return host, owner, model and tag of an Ollama name, lower case, with defaults filled in."""
     match = _NAME.fullmatch(name.lower())
     if match is None:
         return None
@@ -146,7 +149,11 @@ def _full_name(name: str) -> tuple[str, ...] | None:
 
 
 def lmstudio_file(name: str) -> Path:
-    """LM Studio's first GGUF by owner/repo/file or its end, without -GGUF and .gguf or with."""
+    """Return the path of LM Studio's first GGUF of that name. Raises `AddressError`.
+
+    A name is owner/repository/file, owner/repository, or the end of one; -GGUF and .gguf are
+    optional.
+    """
     wanted, files = _plain_name(name), list(_lmstudio())
     for relative, path, _ in files:
         folder, _, _ = relative.rpartition("/")
@@ -159,14 +166,14 @@ def lmstudio_file(name: str) -> Path:
 
 
 def packaged_file(package: str) -> Path | None:
-    """The GGUF that an installed Python package carries; the package is not imported."""
+    """Return the GGUF in an installed Python package, which is not imported; None without one."""
     found = find_spec(package)
     folders = found.submodule_search_locations if found else None
     return next(iter(sorted(Path(folders[0]).glob("*.gguf"))), None) if folders else None
 
 
 def blobs_named(sha256: str) -> list[Path]:
-    """Files of Ollama and of the hub's cache that are named after this hash."""
+    """Return files in Ollama's store and the hub's cache that are named after this hash."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     blobs = [root / "blobs" / f"sha256-{sha256}" for root in _ollama_folders()]
@@ -175,7 +182,7 @@ def blobs_named(sha256: str) -> list[Path]:
 
 
 def _ollama() -> Iterator[tuple[str, tuple[Path, str]]]:
-    """Names as `ollama list` writes them, the weights, and what a model has more than these."""
+    """Yield Ollama's models: name as in `ollama list`, path of the weights, what else it has."""
     for root in _ollama_folders():
         for path in _files(root, "manifest*/*/*/*/*"):
             host, owner, model, tag = path.parts[-4:]
@@ -191,7 +198,7 @@ def _ollama() -> Iterator[tuple[str, tuple[Path, str]]]:
 
 
 def _weights(root: Path, manifest: Path) -> tuple[Path, str] | None:
-    """The blob of a manifest's weights, and what makes another model of them; None without one."""
+    """Return the path of a manifest's weights and what else the model has; None without weights."""
     try:
         layers: Any = _described(manifest)["layers"]
         digests = {str(one["digest"]): None for one in layers if one["mediaType"] == _WEIGHTS}
@@ -244,7 +251,7 @@ def _home() -> Path:
 
 
 def _models(folder: Path) -> list[tuple[Path, int]]:
-    """The models in a folder and those below it, each with the bytes of all its parts."""
+    """Return the models in a folder and below it, each with the bytes of all its parts."""
     sizes = Counter[str]()
     with suppress(OSError, ValueError):
         for path in _below(folder):
@@ -253,7 +260,7 @@ def _models(folder: Path) -> list[tuple[Path, int]]:
 
 
 def _below(folder: Path) -> Iterator[Path]:
-    """GGUF files, links followed. Each folder is looked into once, wherever links lead."""
+    """Yield the GGUF files below a folder, following links; each folder is visited once."""
     seen = set[tuple[int, int]]()
     for at, folders, names in os.walk(folder, followlinks=True):
         here = os.stat(at)
@@ -266,7 +273,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def _described(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty for any other file."""
+    """Return the object in a JSON file; empty for any other file."""
     try:
         found: Any = json.loads(_small(path))
     except (ValueError, RecursionError):
@@ -275,7 +282,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _small(path: Path) -> bytes:
-    """A short file; empty for another, and for what is no file, such as a pipe."""
+    """Return a short regular file's bytes; empty for other files, such as a pipe."""
     with suppress(OSError):
         if 0 < _size(path) <= _LARGEST_DESCRIPTION:
             return path.read_bytes()
@@ -283,7 +290,7 @@ def _small(path: Path) -> bytes:
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
-    """The files there, by name; none of a folder that may not be read, such as a service's own."""
+    """Return the files that match, sorted; none of a folder that may not be read."""
     try:
         return sorted(path for path in folder.glob(pattern) if path.is_file())
     except (OSError, ValueError):
@@ -291,7 +298,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file; 0 if it is gone, may not be read or is no file."""
+    """Return a file's bytes; 0 if it is gone, may not be read or is no regular file."""
     try:
         found = path.stat()
     except (OSError, ValueError):

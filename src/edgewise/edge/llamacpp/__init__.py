@@ -1,4 +1,4 @@
-"""The edge engine `llamacpp`."""
+"""The edge engine `llamacpp`: GGUF models, run by llama.cpp in this process."""
 
 from edgewise.edge.llamacpp.model import LlamaModel
 

@@ -1,4 +1,4 @@
-"""A llama.cpp context, its batch, and its sequences: the caches of sessions."""
+"""`LlamaContext` and `LlamaSequence`: a llama.cpp context, and its sequences as session caches."""
 
 import ctypes
 import time
@@ -21,17 +21,18 @@ _PARTIAL = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, what cannot be cut
 
 
 class LlamaContext:
-    """Owns a context of llama.cpp, and room for the ids of a decode.
+    """A llama.cpp context, which it owns, and the batch of ids for a decode.
 
-    `decodes` counts: rows are valid until the next one. `recurrent` where layers hold one state,
-    that after the last id. `room` are the bytes for the checkpoints of each sequence, `idle`
-    buffers to use again: a copy into fresh memory takes many times as long.
+    `decodes` counts decodes: rows are valid until the next one. `recurrent`: some layers hold only
+    the state after the last id. `room` is how many bytes the checkpoints of each sequence may take.
+    `idle` are buffers of dropped checkpoints, used again since a copy into fresh memory takes many
+    times as long.
     """
 
     def __init__(
         self, handle: Any, model: Any, *, sequences: int, threads: Threads | None = None
     ) -> None:
-        """Take `handle`, a context of `model`; `threads` chooses how many a decode takes."""
+        """Take over `handle`, a context of `model`; `threads` chooses how many a decode uses."""
         self.handle, self._threads = handle, threads
         self.decodes = 0
         self.recurrent = bool(
@@ -61,7 +62,11 @@ class LlamaContext:
         last: bool = False,
         at: int = 0,
     ) -> int:
-        """Add ids from position `start` on, behind `at` others; returns the last one's index."""
+        """Put ids of a sequence into the batch, from its position `start` on.
+
+        `at` is how many ids the batch holds already. Logits are computed for `every` id, for the
+        `last`, or for none. Returns the last id's index in the batch.
+        """
         end = self._batch.n_tokens = at + len(ids)
         for index in range(at, end):
             self._batch.seq_id[index][0] = sequence
@@ -75,7 +80,7 @@ class LlamaContext:
         return end - 1
 
     def decode(self, *, hidden: bool) -> None:
-        """Run what was put, with hidden states if wanted. Raises `ModelError`."""
+        """Run the batch, with hidden states if `hidden`. Raises `ModelError`."""
         llama_cpp.llama_set_embeddings(self.handle, hidden)
         self.decodes += 1
         count, ids = 0, self._batch.n_tokens
@@ -94,7 +99,7 @@ class LlamaContext:
             )
 
     def row(self, index: int, *, hidden: bool) -> KvRow:
-        """Output of the last decode for the batch's id `index`."""
+        """Return the last decode's output for the id at `index` of the batch, as views."""
         logits = self._logits.at(llama_cpp.llama_get_logits_ith(self.handle, index))
         if not hidden:
             return KvRow(logits)
@@ -113,7 +118,7 @@ def _pointer(buffer: Bytes) -> Any:
 
 
 class _View:
-    """The engine's floats as an array, made anew only where they lie elsewhere than before."""
+    """The engine's floats as an array, which is made anew only if their address has changed."""
 
     def __init__(self, size: int) -> None:
         self._size, self._address = size, 0
@@ -128,12 +133,12 @@ class _View:
 
 
 class LlamaSequence(SequenceCache):
-    """One sequence of a context. Rows are views, valid until the context's next decode."""
+    """The cache of one llama.cpp sequence. Its rows are views, valid until the next decode."""
 
     spacing = 4
 
     def __init__(self, context: LlamaContext, number: int) -> None:
-        """`number` is the sequence's in llama.cpp, from 0."""
+        """`number` is the sequence's number in the context, from 0."""
         self._context, self._number = context, number
         self.rewinds = "checkpoints" if context.recurrent else "anywhere"
         super().__init__(room=context.room)
@@ -152,7 +157,11 @@ class LlamaSequence(SequenceCache):
     def run_together(
         runs: Sequence[tuple["LlamaSequence", Sequence[int], Outputs]], *, hidden: bool
     ) -> list[Sequence[KvRow]]:
-        """Runs of sequences of one context in one pass, best in the order of their numbers."""
+        """Run several sequences of one context in a single pass; return the rows of each.
+
+        A run is (sequence, ids, outputs), as for `run`. Runs in the order of the sequences' numbers
+        are fastest.
+        """
         for sequence, _, _ in runs:
             sequence.space()
         try:
@@ -189,7 +198,7 @@ class LlamaSequence(SequenceCache):
         self.back(start)
 
     def count(self, ids: Sequence[int]) -> None:
-        """Know of those `ids` that were computed, by others than `run` or before it failed."""
+        """Add to `ids` those of the given ids that llama.cpp computed before a run failed."""
         self.ids += ids[: max(0, self._held() - self.length)]
 
     def _held(self) -> int:
@@ -233,11 +242,11 @@ class LlamaSequence(SequenceCache):
 
 
 def examine(context: LlamaContext) -> tuple[int, bool]:
-    """Run a few ids through a recurrent model. The context is empty before and after.
+    """Run a few ids through a recurrent model; return a checkpoint's bytes and `hidden`.
 
-    Returns the bytes of a checkpoint, and whether it hands out hidden states: llama.cpp leaves the
-    head out of some hybrids (LFM2) when it does, and in the place of the logits stands what an
-    earlier decode left there. Raises `ModelError`.
+    `hidden` is whether the model returns correct logits together with hidden states: for some
+    hybrids (LFM2) llama.cpp then leaves the head out, and returns the logits of an earlier decode.
+    The context is empty before and after. Raises `ModelError`.
     """
     sequence, rows = LlamaSequence(context, 0), list[Floats]()
     for token, hidden in ((0, False), (1, False), (0, True)):

@@ -1,12 +1,12 @@
-"""llama.cpp's calls, of the library that is installed here; it is loaded when one is first used.
+"""The C API of the llama.cpp library that is installed, loaded at the first use of a function.
 
-Where somebody installed llama-cpp-python it is that: it was compiled for this processor or its GPU.
-Else it is that of edgewise-llama, which `deploy/llama_wheel.py` builds for this processor or for
-each kind, or the prebuilt one of xllamacpp, which has what all of them can run.
+Of the installed packages the first of these is used: llama-cpp-python, which was compiled for this
+processor or its GPU; edgewise-llama, which `deploy/llama_wheel.py` builds for this processor or for
+several kinds; xllamacpp, which is prebuilt for common processors.
 
-The last two come without Python, so their C API is declared here as far as it is used, as in
-`include/llama.h` of the releases in `VERSIONS`. A struct that does not match is no error to ctypes
-but memory overwritten, so no other release is called.
+The last two are used without their Python code, so the functions are declared here, as in
+`include/llama.h` of the releases in `VERSIONS`. With a struct that does not match, ctypes would
+overwrite memory without an error, so no other release is called.
 """
 
 import ctypes
@@ -38,10 +38,10 @@ from edgewise.errors import UsageError
 
 NATIVE, FITTING, PREBUILT = "llama-cpp-python", "edgewise-llama", "xllamacpp"
 VERSIONS = {NATIVE: "0.3.36", FITTING: "2026.10.11549", PREBUILT: "2026.10.11549"}
-"""Versions that the ctypes structs match."""
+"""The version of each package whose C structs match those declared here."""
 
 _MODULES = {NATIVE: "llama_cpp", FITTING: "edgewise_llama", PREBUILT: "xllamacpp"}
-"""Modules of the packages, in order of preference."""
+"""Python module of each package, in order of preference."""
 
 _COMPILE = "pip install 'edgewise[native]'"
 # GCC before 13 miscompiles llama.cpp's AMX kernels, and that ends the process.
@@ -53,7 +53,7 @@ _SUFFIXES = (".so", ".dylib", ".dll")
 
 
 class _Library:
-    """Loads the library when a call is first asked for. Raises `UsageError` where there is none."""
+    """Loads the library at the first use of a function. Raises `UsageError` if there is none."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -66,10 +66,11 @@ class _Library:
 
 
 llama_cpp: Any = _Library()
+"""llama.cpp's functions, structs and constants, as attributes."""
 
 
 def package() -> str:
-    """The distribution that brings llama.cpp here. Raises `UsageError` where none does."""
+    """Return the name of the package whose llama.cpp is used. Raises `UsageError` without any."""
     for name, module in _MODULES.items():
         # On Windows xllamacpp's library hands out nothing but its own module.
         if find_spec(module) is not None and (name, sys.platform) != (PREBUILT, "win32"):
@@ -78,18 +79,19 @@ def package() -> str:
 
 
 def build() -> str:
-    """Name and version of the package that brings llama.cpp. Raises `UsageError`."""
+    """Return the name and version of the package whose llama.cpp is used. Raises `UsageError`."""
     name = package()
     return f"{name} {_version(name)}"
 
 
 def how_to_compile() -> str:
+    """Return a hint for users: the command that compiles llama.cpp for this processor."""
     command = f"{_WITHOUT_AMX} {_COMPILE}" if "amx_tile" in processor() else _COMPILE
     return f"{command} compiles one for this machine"
 
 
 def processor() -> frozenset[str]:
-    """The processor's instruction sets by Linux's names; nothing elsewhere."""
+    """Return the processor's instruction sets, as Linux names them; empty on other systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -102,7 +104,7 @@ def processor() -> frozenset[str]:
 
 
 def beyond_prebuilt() -> bool:
-    """Whether the processor has AVX-512 with dot products, which the prebuilt library lacks."""
+    """Return whether the processor has AVX-512 VNNI, which the prebuilt library does not use."""
     return "avx512_vnni" in processor()
 
 
@@ -139,7 +141,7 @@ def _version(name: str) -> str:
 
 
 def _library(name: str) -> Path:
-    """The library in a package: found, not imported."""
+    """Return the path of the library in a package, which is not imported."""
     spec = find_spec(_MODULES[name])
     assert spec is not None
     assert spec.origin is not None
@@ -151,7 +153,7 @@ def _library(name: str) -> Path:
 
 
 def _require_instructions() -> None:
-    """Raises `UsageError` if the processor lacks instructions: llama.cpp would end the process."""
+    """Raise `UsageError` if the processor lacks instructions that the prebuilt library needs."""
     known = processor() if platform.machine() in ("x86_64", "AMD64") else frozenset()
     if known and (missing := [name for name in _WANTED if name not in known]):
         raise UsageError(
@@ -275,14 +277,15 @@ text llama_vocab_get_text ptr int
 bool llama_vocab_is_eog ptr int
 int llama_vocab_n_tokens ptr
 """
-"""The calls that are used: what each returns, its name, what it takes."""
+"""The C functions that are used: the return type of each, its name, its parameters' types."""
 
 
 def load_library(path: Path, *, backends: bool = False) -> SimpleNamespace:
-    """The library's calls by name, with structs, callback and constants.
+    """Load the library at `path`; return its functions by name, with structs and constants.
 
-    With `backends` what computes lies beside it, and the best that this processor can run is
-    loaded. Raises `OSError` where it cannot be loaded, `UsageError` where it lacks a call.
+    With `backends`, the code that computes is in separate libraries in the same folder; the best
+    one that this processor can run is loaded. Raises `OSError` if the library cannot be loaded,
+    `UsageError` if it lacks a function, or code for this processor.
     """
     library = ctypes.CDLL(str(path))
     calls: dict[str, Any] = {}
@@ -306,7 +309,7 @@ def load_library(path: Path, *, backends: bool = False) -> SimpleNamespace:
 
 @llama_log_callback
 def _ignore_log(_level: int, _text: bytes, _data: object) -> None:
-    """Drops the log, which would print the backends it loads to stderr."""
+    """Drop llama.cpp's log, which would print to stderr which backends it loads."""
 
 
 def _load_backends(library: ctypes.CDLL, folder: Path) -> None:

@@ -1,10 +1,10 @@
-"""Loads a GGUF file with llama.cpp, or says in a sentence why not.
+"""Loads GGUF files with llama.cpp; a file that cannot be loaded raises an error in words.
 
-A model file's first load happens in a process of its own. llama.cpp ends the process for some files
-that are damaged or made to harm: nothing in the process can catch that. So a file that was not
-loaded before is loaded, with all its parts, and asked for a token, by a child; how that ends is a
-sentence here, and what the child refuses is not loaded. A file that passed is remembered, and not
-tried again until it changes. The bundled files are Edgewise's own and are not tried.
+For some damaged or malicious files llama.cpp ends the whole process, which cannot be caught. So a
+new file, with all its parts, is first loaded by a child process, which also computes a token. If
+the child dies, or llama.cpp refuses the file there, it is not loaded here. A file that passed is
+remembered, and not tried again until it changes. The bundled files are Edgewise's own and are not
+tried.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ _ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
 
 _SANDBOX_CONTEXT, _PIECE = 16, 64  # ids of the sandbox's context, and bytes for each piece
 _LARGEST_RUN = 4 << 30
-"""Bytes of the largest file that is asked for a token: a larger one may not fit in memory."""
+"""Most bytes of a file with which the child computes a token: larger ones may exceed memory."""
 
 _AGAIN, _UPDATE = "download it again", "update Edgewise, which brings llama.cpp"
 _REASONS = (
@@ -51,7 +51,7 @@ _REASONS = (
     (r"split", "is a part of a model", "name the first part, under the name it was published by"),
     (r"", "is damaged or no whole language model", f"{_AGAIN}, or name another file of the model"),
 )
-"""What llama.cpp says of a file that it refuses: what that means, and what to do."""
+"""Patterns in llama.cpp's log of a refused file, each with what it means and a hint."""
 
 _log_tail: deque[str] = deque(maxlen=20)
 
@@ -73,7 +73,11 @@ def _engine_log() -> str:
 def load_weights(
     path: Path, gpu_layers: int | Literal["auto"] = 0, *, vocabulary_only: bool = False
 ) -> Any:
-    """llama.cpp's model of `path`; the caller frees it. Raises `ModelError` or `UsageError`."""
+    """Load the model in the GGUF at `path`; return llama.cpp's handle, which the caller frees.
+
+    `gpu_layers` are how many layers go to a GPU, "auto" all if there is one. Raises `ModelError`
+    for a file that cannot be loaded, `UsageError` for GPU layers without a GPU build.
+    """
     with path.open("rb") as file:
         begin = file.read(9)
     if not begin.startswith(b"GGUF"):
@@ -89,7 +93,11 @@ def load_weights(
 def open_weights(
     path: Path, *, gpu_layers: int, repack: bool = True, vocabulary_only: bool = False
 ) -> Any:
-    """Like `load_weights`, for a file that may crash this process. Raises `ModelError`."""
+    """Like `load_weights`, without a trial in a child: the file may crash this process.
+
+    `gpu_layers` of -1 are all layers. `repack` lets llama.cpp rearrange weights for the processor.
+    Raises `ModelError`.
+    """
     llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
     params = llama_cpp.llama_model_default_params()
@@ -109,7 +117,10 @@ def open_weights(
 def new_context(
     model: Any, path: Path, *, context: int, sequences: int, threads: int | Threads
 ) -> LlamaContext:
-    """A context of llama.cpp for `sequences` of `context` ids each; the caller closes it."""
+    """Create a llama.cpp context for `sequences` sequences of `context` ids each.
+
+    The caller closes it. `path` is for errors. Raises `ModelError` if memory does not suffice.
+    """
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = context * sequences
     params.n_batch = params.n_ubatch = min(BATCH, context)
@@ -138,9 +149,9 @@ def new_context(
 
 
 def _whole(free: Callable[[Any], None], make: Callable[..., Any], *arguments: object) -> Any:
-    """Calls llama.cpp's `make`. A Ctrl-C meanwhile is raised afterwards, and the result freed.
+    """Call llama.cpp's `make`; a Ctrl-C meanwhile is raised afterwards, and the result freed.
 
-    It would be raised in the log's callback, the only Python that runs then, and be lost.
+    Otherwise it would be raised in the log's callback, the only Python that runs then, and be lost.
     """
     before = signal.getsignal(signal.SIGINT)
     if current_thread() is not main_thread() or before is None:
@@ -186,10 +197,11 @@ def _no_decoder(path: Path) -> ModelError:
 
 
 def load_in_child(request: bytes) -> bytes:
-    """Load a file, which may end this process; why not, where llama.cpp refuses it in words.
+    """Load a file in the child process; return empty bytes, or why llama.cpp refuses it.
 
-    Every piece is written and a token asked for, as an edge model would. `request` is the path
-    after a byte that says whether the vocabulary is loaded alone.
+    `request` is b"1" (vocabulary only) or b"0", then the path. The reason is JSON: message, hint
+    and setting. Every id is written as text and a token computed, as an edge model would; a harmful
+    file may end this process.
     """
     try:
         _try_out(Path(os.fsdecode(request[1:])), vocabulary_only=request[:1] == b"1")
@@ -220,7 +232,7 @@ def _try_out(path: Path, *, vocabulary_only: bool) -> None:
 
 SECONDS = 60.0
 SECONDS_A_BYTE = 1 / (20 << 20)
-"""Timeout of loading a file, in seconds a byte: a slow disk's time, and more."""
+"""Timeout of loading a file in the child: SECONDS and this for each byte, for a slow disk."""
 
 _MEMORY, _REFUSAL = 8 << 30, 1 << 14
 _ENVIRONMENT = {
@@ -234,7 +246,7 @@ _log = logging.getLogger(__name__)
 
 
 def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
-    """Try a file that has not passed yet; raises `ModelError` for one that is not to be loaded."""
+    """Load a file in a child, unless it passed before. Raises `ModelError` if it must not load."""
     if path.resolve().parent == bundled("edge").resolve().parent:
         return
     # Links stay: in the hub's cache a split model's parts have their names there alone.
@@ -254,7 +266,7 @@ def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
 
 
 def _identity(path: Path, vocabulary_only: bool) -> str:
-    """Changes with the file, its parts and the library. Raises `ModelError`."""
+    """Return a hash that changes with the file, its parts and the library. Raises `ModelError`."""
     held = [build(), *(["vocabulary"] if vocabulary_only else [])]
     for part in (path.with_name(name) for name in parts_of(path.name)):
         try:
@@ -268,7 +280,7 @@ def _identity(path: Path, vocabulary_only: bool) -> str:
 
 
 def _loads_in_child(path: Path, vocabulary_only: bool) -> bool:
-    """Whether a child loads the file; False where nobody knows. Raises `ModelError`."""
+    """Return True if a child loaded the file, False if none can start. Raises `ModelError`."""
     # What lies in the current folder is no module of ours.
     here = Path.cwd()
     folders = [folder for folder in sys.path if folder and Path(folder) != here]

@@ -1,8 +1,8 @@
-"""Edge models on llama.cpp, through the calls of its C API.
+"""`LlamaModel`: edge models on llama.cpp, through its C API.
 
-One context serves every session of a model: a session is a llama.cpp sequence. A decode yields
-logits and the post-final-norm hidden state together; a prompt is prefilled without hidden states
-(and so without the head), its last id with them. Recurrent and hybrid models use checkpoints.
+One llama.cpp context serves every session of a model; a session is a llama.cpp sequence. A decode
+yields logits and the post-final-norm hidden state together. A prompt is prefilled without logits
+and hidden states, except for its last id. Recurrent and hybrid models use checkpoints.
 """
 
 import ctypes
@@ -32,7 +32,7 @@ _SAMPLING = {
 
 
 def _sampling(model: Any) -> Mapping[str, float]:
-    """Sampling settings in a GGUF's metadata (`general.sampling.*`), if they are numbers."""
+    """Return the sampling settings in a GGUF's metadata (`general.sampling.*`) that are numbers."""
     found: dict[str, float] = {}
     text = ctypes.create_string_buffer(64)
     for name, key in _SAMPLING.items():
@@ -43,7 +43,10 @@ def _sampling(model: Any) -> Mapping[str, float]:
 
 
 class LlamaModel(EngineModel):
-    """A GGUF model. Implements `EdgeModel`."""
+    """A GGUF model that llama.cpp runs in this process. Implements `EdgeModel`.
+
+    Keyword arguments, as in `LlamaModel(address, slots=4)`, are fields of `EdgeOptions`.
+    """
 
     engine = "llama.cpp"
     kind_of_slots = SharedSlots
@@ -100,7 +103,7 @@ class LlamaModel(EngineModel):
         llama_cpp.llama_model_free(self._model)
 
     def new_context(self, sequences: int) -> LlamaContext:
-        """Creates a context for `sequences` sequences; close it before the model."""
+        """Create another context, for `sequences` sequences; close it before the model."""
         # Found by each context for itself: they may run at the same time.
         threads = self._options.threads or Threads(self.threads)
         return new_context(

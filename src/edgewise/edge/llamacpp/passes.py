@@ -1,8 +1,8 @@
-"""Which sessions of llama.cpp share a pass, and the thread that runs all passes of this process.
+"""`SharedSlots`: waiting sessions of llama.cpp share a pass, and one thread runs all passes.
 
-It is one thread, since OpenMP keeps a team of threads for every thread that calls it: with two
-teams there are more threads than cores, and whoever waits within a pass sleeps then. A step of a
-small model takes half as long again.
+It is one thread per process, since OpenMP keeps a team of threads for every thread that calls it:
+with two teams there are more threads than cores, threads that wait within a pass go to sleep, and a
+step of a small model takes half as long again.
 """
 
 import os
@@ -18,14 +18,14 @@ from edgewise.edge.llamacpp.cache import LlamaSequence
 from edgewise.edge.step import LogitsStep
 
 PATIENCE = 0.25
-"""How long sessions of the last pass are waited for at most, in durations of that pass.
+"""Most time that a pass waits for sessions of the pass before, in durations of that pass.
 
 They come back within a hundredth of it, unless a client or the machine is slow.
 """
 
 
 class _Queued:
-    """A run in the line, and the session's thread that waits for it."""
+    """A run that waits for its pass, and the lock by which its session's thread waits for it."""
 
     __slots__ = ("_done", "arrived", "error", "over", "run", "steps")
 
@@ -47,7 +47,7 @@ class _Queued:
 
 
 class SharedSlots(Slots):
-    """`Slots` of a context of llama.cpp. Sessions that wait for a step share a pass."""
+    """`Slots` of a llama.cpp context: the steps that are waiting are computed in one pass."""
 
     def __init__(self, caches: Sequence[LlamaSequence], **options: Any) -> None:
         super().__init__(caches, **options)
@@ -77,10 +77,10 @@ class SharedSlots(Slots):
         _passes().rest(self, session)
 
     def share(self) -> list[_Queued]:
-        """Take the runs of the next pass out of the line.
+        """Take the runs of the next pass out of the line, and return them.
 
         A prompt's chunk is a pass of its own, in turn with steps: it needs no logits, and llama.cpp
-        computes those of all ids in a pass if it hands out the hidden state of one.
+        computes the logits of all ids in a pass that returns any hidden state.
         """
         prompts, others = list[_Queued](), list[_Queued]()
         for one in self.line:
@@ -101,7 +101,7 @@ class SharedSlots(Slots):
         return sorted(taken, key=lambda one: self.order[one.run.cache])
 
     def compute(self, taken: Sequence[_Queued]) -> None:
-        """Run a pass, in the one thread."""
+        """Run one pass over the runs `taken`; called in the thread of all passes only."""
         begun = time.monotonic()
         with self.lock:
             self._pass([one for one in taken if self._started(one)])
@@ -116,7 +116,7 @@ class SharedSlots(Slots):
         return True
 
     def _pass(self, taken: Sequence[_Queued]) -> None:
-        """A run that fails among others is tried again alone."""
+        """Compute the runs together; if that fails, each is tried again alone."""
         if not taken:
             return
         runs = [one.run for one in taken]
@@ -156,7 +156,7 @@ class SharedSlots(Slots):
 
 
 class _Passes(threading.Thread):
-    """Runs the passes of all models here, one at a time; whose run came first is first."""
+    """The thread that runs the passes of all models, one at a time, first come, first served."""
 
     def __init__(self) -> None:
         super().__init__(name="llama.cpp", daemon=True)
@@ -172,21 +172,21 @@ class _Passes(threading.Thread):
                 self._changed.notify()
 
     def withdraw(self, slots: SharedSlots, queued: _Queued) -> bool:
-        """Take a run out of the line; False where it has begun."""
+        """Take a run out of the line; return False if its pass has begun."""
         with self._changed:
             if waiting := queued in slots.line:
                 slots.line.remove(queued)
             return waiting
 
     def rest(self, slots: SharedSlots, session: KvSession) -> None:
-        """Do not wait for a session."""
+        """Let passes begin without waiting for the session."""
         with self._changed:
             slots.coming.discard(session)
             if slots.line and not slots.coming:
                 self._changed.notify()
 
     def expect(self, slots: SharedSlots, sessions: set[KvSession]) -> None:
-        """The sessions are about to come back."""
+        """Let the next pass wait for these sessions, which are about to step again."""
         with self._changed:
             slots.coming |= sessions
 

@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF, through llama.cpp's own calls."""
+"""`LlamaTokenizer`: the tokenizer inside a GGUF, through llama.cpp's C API."""
 
 import ctypes
 import threading
@@ -14,7 +14,7 @@ _SPECIAL = 1 << 3 | 1 << 0  # llama.h: LLAMA_TOKEN_ATTR_CONTROL, LLAMA_TOKEN_ATT
 
 
 class LlamaTokenizer:
-    """Implements `Tokenizer`, for any number of threads. Lives as long as its model."""
+    """The tokenizer of a GGUF. Implements `Tokenizer`; any number of threads may use it."""
 
     def __init__(self, model: Any) -> None:
         self._handle = llama_cpp.llama_model_get_vocab(model)
@@ -33,14 +33,14 @@ class LlamaTokenizer:
         self._pieces: dict[int, bytes] = {}
 
     def close(self) -> None:
-        """Call before freeing the model; later lookups raise `UsageError`."""
+        """Forget the vocabulary, before the model is freed; later calls raise `UsageError`."""
         with self._lock:
             self._closed = True
             self._pieces.clear()
 
     @contextmanager
     def _vocabulary(self) -> Generator[Any]:
-        """llama.cpp's, which nobody frees meanwhile. Raises `UsageError` once that was done."""
+        """Keep the model from being freed meanwhile. Raises `UsageError` if it was freed before."""
         with self._lock:
             if self._closed:
                 raise UsageError("The model is closed", hint="load it again")
@@ -57,14 +57,16 @@ class LlamaTokenizer:
 
     @property
     def bos_id(self) -> int | None:
+        """The id that begins a prompt (BOS); None if the model wants none."""
         with self._vocabulary() as vocabulary:
             bos = llama_cpp.llama_vocab_bos(vocabulary)
             return bos if bos >= 0 and llama_cpp.llama_vocab_get_add_bos(vocabulary) else None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Ids of `text`; with `special`, special tokens written in it become their ids.
+        """Return the ids of `text`; with `special`, special tokens written in it become their ids.
 
-        User-defined tokens, such as `<think>`, do so in any text: to llama.cpp they are words.
+        User-defined tokens, such as `<think>`, become their ids in any text: to llama.cpp they are
+        words.
         """
         data = text.encode("utf-8", "surrogatepass")
         room = len(data) + 8

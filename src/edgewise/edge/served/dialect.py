@@ -1,6 +1,7 @@
-"""What a served model is asked in ids, whatever its server: prompts, streams of tokens, its meter.
+"""`Dialect`: a model that a server runs, asked in token ids, whatever the server's API.
 
-A server that takes text has the ids as text, and the texts of its tokens are made ids again.
+Where a server takes text instead of ids, the ids are sent as text, and the texts of the tokens that
+it returns are converted to ids.
 """
 
 import logging
@@ -36,10 +37,10 @@ SERVERS: tuple[EdgeServer, ...] = (
     LmStudioServer(),
     MlxServer(),
 )
-"""In the order in which an address is tried."""
+"""The servers that are supported, in the order in which an address is tried."""
 
 LINGER = 5.0
-"""Most seconds that a request waits for the slot of the stream that was closed before it."""
+"""Most seconds that a request waits for the slot of a stream that was closed just before."""
 
 _LOOK_SECONDS = 0.002
 
@@ -47,14 +48,21 @@ _log = logging.getLogger(__name__)
 
 
 class ServedToken(NamedTuple):
-    """The id that a server wrote and the likeliest there; of a silent server the id alone, at 0."""
+    """A token that a server wrote, and the likeliest ids at its position with their logprobs.
+
+    If the server told no candidates, `top` is the token alone, with logprob 0.
+    """
 
     token: int
     top: Sequence[tuple[int, float | None]]
 
 
 class Dialect:
-    """A served model, asked in ids of its own `tokenizer`. Every method may raise `EdgeError`."""
+    """A model that a server runs, asked in ids of `tokenizer`. Any method may raise `EdgeError`.
+
+    `kind` is the server's API, `server` the connection, `described` what the server says of the
+    model. Set `tokenizer` before asking for tokens.
+    """
 
     tokenizer: Tokenizer
 
@@ -62,7 +70,7 @@ class Dialect:
         self.kind, self.server, self.described = kind, server, described
 
     def reads_alike(self, text: str) -> bool:
-        """Whether `text` is the same tokens, or as many, to the server and to `tokenizer`."""
+        """Return whether server and `tokenizer` split `text` alike, or into as many tokens."""
         kind, tokenizer = self.kind, self.tokenizer
         if not isinstance(kind, IdServer):
             return self._metered(text)[0] == len(tokenizer.encode_prompt(text))
@@ -71,28 +79,32 @@ class Dialect:
             return kind.tokenized(reply) == tokenizer.encode(text)
 
     def vocabulary_matches(self) -> bool:
-        """Whether the server's vocabulary is that of `tokenizer`."""
+        """Return whether the server's vocabulary is that of `tokenizer`, by test strings."""
         same = self.described.size in (None, self.tokenizer.size)
         return same and all(map(self.reads_alike, PROBES))
 
     def context(self) -> int:
-        """Most ids of an answer and its prompt, once the model is loaded; raises `UsageError`."""
+        """Return the most ids of a prompt and its answer together. Raises `UsageError`."""
         replies = [self.server.found(one) for one in self.kind.loaded(self.described)]
         context, unused = self.kind.context(self.described, *replies)
         _warn(self.kind.program, self.server.url, self.described.name, unused)
         return context
 
     def prompt(self, ids: Sequence[int]) -> list[int] | str:
-        """What the server is sent to continue `ids`; raises `EdgeError` if it would read others."""
+        """Return what is sent for the server to continue `ids`: the ids, or their text.
+
+        Raises `EdgeError` if the server would read that text as other tokens.
+        """
         return self._text(ids) if self.kind.takes_text else list(ids)
 
     def stream(
         self, ids: Sequence[int], tokens: int, top: int, seed: int
     ) -> Generator[ServedToken]:
-        """Streams greedy tokens after `ids`, at most `tokens`.
+        """Stream the tokens that the model writes greedily after `ids`, at most `tokens` of them.
 
-        Ends early at a token without candidates. Closing it cancels the request. The `seed` is the
-        session's own; a server may tell its requests from others by it.
+        `top` is the number of candidates for each. The stream ends early at a token without
+        candidates. Closing it cancels the request. The `seed` belongs to the session: some servers
+        tell their requests apart by it.
         """
         if self.kind.chunk is not None:
             yield from self._in_chunks(ids, tokens, top, self.kind.chunk)
@@ -139,7 +151,7 @@ class Dialect:
                     return
 
     def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken:
-        """Requests one token after `ids`, when `stream` had no candidates for it."""
+        """Request the one token after `ids`, where `stream` ended since it had no candidates."""
         wanted = self._whole_of(list(ids), 1, top, seed)
         if (asked := self.kind.single(wanted, self.end.token)) is not None:
             if self.described.slots != 1:
@@ -154,11 +166,11 @@ class Dialect:
         raise self.server.broken("it ended the answer and gave no reason")
 
     def overrun(self, seed: int) -> int | None:
-        """Waits until the closed stream has left its slot, which has the session's prefix.
+        """Wait until the closed stream has left its slot, which holds the session's prefix.
 
-        Returns how many tokens it had written, by the server's meter; None where it has none. A
-        server notices at its next token that a stream is closed. Until then it would give the
-        session's next request another slot, which would read the prompt again.
+        Returns how many tokens the stream had written, by the server's count; None if it has none.
+        A server notices only at its next token that a stream is closed. Until then it would give
+        the session's next request another slot, which would read the prompt again.
         """
         written, end = None, time.monotonic() + LINGER
         while self.kind.busy is not None and time.monotonic() < end:
@@ -171,12 +183,12 @@ class Dialect:
         return written
 
     def computed(self, ids: Sequence[int]) -> int | None:
-        """Number of a prompt's ids that the server computes, by its own meter; None without one."""
+        """Return how many ids of a prompt the server's cache lacks; None if it does not count."""
         return self._metered(self.prompt(ids))[1]
 
     @cached_property
     def end(self) -> ServedToken:
-        """The end token, for servers that only say that an answer ended."""
+        """The end-of-sequence token, for servers that only say that an answer ended."""
         ends = self.tokenizer.eos_ids
         named = self.tokenizer.special_text("eos")
         special = self.tokenizer.special
@@ -199,7 +211,7 @@ class Dialect:
             return self.kind.streamed(reply) or Event()
 
     def _tokens(self, event: Event, before: Sequence[int]) -> Sequence[ServedToken | None]:
-        """Its tokens; None for a text that no id has."""
+        """Return the tokens of `event`; None for a token whose text belongs to no id."""
         if not self.kind.takes_text:
             return [_by_id(row) for row in event.rows]
         tokens = [self._token(row) for row in event.rows]
@@ -211,7 +223,7 @@ class Dialect:
         return [ServedToken(token, [(token, 0.0)]) for token in ids]
 
     def _whole(self, event: Event) -> list[ServedToken]:
-        """At least one token of a whole reply by ids: its likeliest ones."""
+        """Return a whole reply's tokens; only the first if its text differs from theirs."""
         tokens, size = [_by_id(row) for row in event.rows], self.tokenizer.size
         if not tokens or not all(0 <= one.token < size for one in tokens):
             raise self.server.broken("no candidates of a token")
@@ -222,11 +234,12 @@ class Dialect:
         return tokens if same else tokens[:1]
 
     def _text(self, ids: Sequence[int]) -> str:
-        """The text that the server reads as `ids`, or as close to them as a text can be.
+        """Return the text that the server reads as `ids`, or as nearly so as a text can be.
 
-        It puts a BOS, and a SentencePiece vocabulary a blank, before the text by itself, and makes
-        control tokens of their texts. Raises `EdgeError` for ids that end inside a character, and
-        where it would read other control tokens than there are.
+        By itself the server puts a BOS before a text (and a blank, with a SentencePiece
+        vocabulary), and turns the texts of control tokens into control tokens. Raises `EdgeError`
+        for ids that end inside a character, and if the server would read other control tokens than
+        `ids` have.
         """
         read = self.tokenizer.encode_prompt
         special, start = self.tokenizer.special, read("")
@@ -248,7 +261,7 @@ class Dialect:
         return text
 
     def _parts(self, ids: Sequence[int]) -> list[bytes | int]:
-        """Control tokens and the stripped text around them: servers drop blanks beside some."""
+        """Return control tokens, and the stripped text between them: servers drop blanks there."""
         parts: list[bytes | int] = []
         for control, group in groupby(ids, self.tokenizer.special.__contains__):
             run = list(group)
@@ -264,7 +277,7 @@ class Dialect:
 
     @cached_property
     def _by_bytes(self) -> Mapping[bytes, int]:
-        """The id of each text. Of two of the same text it is the one that tokenizing gives."""
+        """The id of each text; of several ids with one text, the one that tokenizing gives."""
         tokenizer = self.tokenizer
         known = {text.encode(): token for token, text in tokenizer.special.items() if text}
         for token in range(tokenizer.size):
@@ -276,7 +289,7 @@ class Dialect:
         return known
 
     def _token(self, row: NextToken) -> ServedToken | None:
-        """A token by its bytes, or None. An id keeps its first candidate, the likeliest."""
+        """Return a token with ids in place of texts; None if its own text belongs to no id."""
         token = self._by_bytes.get(row.token) if isinstance(row.token, bytes) else None
         if token is None:
             return None
@@ -294,7 +307,7 @@ def _by_id(row: NextToken) -> ServedToken:
 
 @cache
 def _warn(program: str, url: str, name: str, own: str) -> None:
-    """Once for each model of a process."""
+    """Log once per model that some settings of the server's own are not used."""
     if own:
         _log.warning(
             "the %s that %s has for %r are not used, but for num_ctx and num_thread: the chat "
@@ -306,7 +319,7 @@ def _warn(program: str, url: str, name: str, own: str) -> None:
 
 
 def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
-    """The model that a server serves, by trying each kind. Raises `UsageError`, `EdgeError`."""
+    """Return the model at `server`, by trying each kind. Raises `UsageError` or `EdgeError`."""
     for kind in SERVERS:
         if (described := described_at(kind, server, model, context)) is not None:
             return Dialect(kind, server, described)
@@ -320,6 +333,7 @@ def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
 def described_at(
     kind: EdgeServer, server: Server, model: str | None, context: int | None
 ) -> ServedModel | None:
+    """Return what a server of this kind says of the model; None if it is of another kind."""
     first, *others = kind.asks
     if (reply := server.found(first)) is None:
         return None

@@ -1,6 +1,6 @@
-"""The edge engine `server`: a model in a server that already runs, on whatever hardware it uses.
+"""The edge engine `server`: an edge model in a server that already runs, such as llama-server.
 
-Weights are not loaded again: only the tokenizer is read here, and checked against the server.
+The weights are not loaded again. Only the tokenizer is loaded here, and compared with the server's.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from edgewise.servers.base import LONGEST_NAME
 
 
 def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
-    """What it is, by trying each program that is known. Raises `UsageError` or `EdgeError`."""
+    """Open the edge model that a server at a URL runs. Raises `UsageError` or `EdgeError`."""
     if options.threads is not None or options.gpu_layers != "auto":
         raise UsageError(
             "threads and gpu-layers do not apply to an edge model at a URL",
@@ -39,7 +39,7 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
 
 
 class ServedEdge(EdgeModel):
-    """Sessions are streams without hidden states; a rollback asks again from the prefix."""
+    """An edge model in a server. Its sessions stream tokens, and stream again after a rollback."""
 
     def __init__(self, dialect: Dialect, options: EdgeOptions) -> None:
         described = dialect.described
@@ -98,11 +98,11 @@ class ServedEdge(EdgeModel):
             )
 
     def change(self) -> tuple[int, int, int | None] | None:
-        """Measures the work of a server after the cloud changes a token, by the server's meter.
+        """Measure what the server computes again after the cloud changes a token.
 
-        Ids of a prompt whose last one was changed, how many of them were computed again, and how
-        many tokens of the stream were thrown away (None where it does not say). None without a
-        meter.
+        Returns the length of a prompt whose last id was changed, how many of its ids the server
+        computed again, and how many tokens of the closed stream were lost (None if the server does
+        not say). None if the server does not count computed ids.
         """
         dialect, seed = self._dialect, secrets.randbits(31)
         ids = self.tokenizer.encode_prompt(" ".join(PROBES))[: self.context - 1]
@@ -115,7 +115,7 @@ class ServedEdge(EdgeModel):
         return None if again is None else (len(ids), again, written and written - 1)
 
     def fingerprint(self) -> str:
-        """Hash of the weights file if it is on this disk, else of build, name and vocabulary."""
+        """Return a hash of the weights file; if not on this disk, of build, name, vocabulary."""
         if self.path is not None:
             return fingerprint_of(self.path)
         named = f"{self.build}\0{self.name}\0{fingerprint(self.tokenizer)}"
@@ -126,7 +126,7 @@ class ServedEdge(EdgeModel):
 
 
 def _tokenizer(dialect: Dialect, named: str | None, here: Path | None) -> Tokenizer:
-    """The `named` tokenizer, else that of the served model's file or folder on this disk."""
+    """Open the tokenizer that is `named`, else that of the model's file or folder `here`."""
     place = named or (here and str(here))
     if place is None:
         raise ModelError(
@@ -144,7 +144,7 @@ def _tokenizer(dialect: Dialect, named: str | None, here: Path | None) -> Tokeni
 
 
 def _on_this_disk(address: str, role: Role) -> Path | None:
-    """Path of the served model if it is on this disk, also as `ollama:` or `lmstudio:` model."""
+    """Return the served model's path; None if it is not on this disk."""
     try:
         if address.startswith(("ollama:", "lmstudio:")):
             return resolve(address, role)

@@ -1,4 +1,4 @@
-"""Requests to the server that runs the edge model. Whatever goes wrong is an `EdgeError`."""
+"""`Server`: HTTP requests to the server that runs the edge model; failures are `EdgeError`s."""
 
 import time
 from collections.abc import Callable, Generator
@@ -14,16 +14,20 @@ from edgewise.servers.base import Fault, Request
 from edgewise.servers.http import ERRORS, MAX_REPLY, client_options, why
 
 PATIENCE = 120.0
-"""Most seconds between two tokens, or until a reply is whole: a long prompt is read before."""
+"""Most seconds until a reply is whole, or between two tokens; it includes a prompt's prefill."""
 
 _CONNECTING = 5.0
 _MAX_LINE = 1 << 20
 _PROGRAMS = {11434: "ollama", 1234: "lmstudio"}
-"""Programs whose models are files on their disk, by the port that they listen on."""
+"""Programs whose models are files on the disk, by the port that they listen on."""
 
 
 class Server:
-    """JSON over HTTP, `https` verified, without redirects and proxies; raises `AddressError`."""
+    """A client of the server at `url`: JSON over HTTP or verified HTTPS, no redirects or proxies.
+
+    `key` is sent as the API key. `sent(host, body)` is called before each body is sent. Raises
+    `AddressError` for an invalid URL.
+    """
 
     def __init__(
         self, url: str, *, key: str | None = None, sent: Callable[[str, bytes], None] | None = None
@@ -44,25 +48,26 @@ class Server:
         self._http.close()
 
     def found(self, request: Request) -> bytes | None:
-        """The reply; None unless it has status 200. Raises `EdgeError` while it cannot answer."""
+        """Return the reply; None if its status is not 200. Raises `EdgeError` if there is none."""
         with self._sent(request) as response:
             if response.status_code == 503:
                 raise self._gone("HTTP 503: it may still be loading")
             return self._whole(response) if response.status_code == 200 else None
 
     def send(self, request: Request) -> bytes:
-        """The reply; raises `EdgeError`."""
+        """Return the whole reply. Raises `EdgeError`."""
         with self._opened(request) as response:
             return self._whole(response)
 
     @contextmanager
     def lines(self, request: Request) -> Generator["Lines"]:
-        """The lines of the reply, as they come; raises `EdgeError`."""
+        """Yield the reply's lines as they come, as `Lines`. Raises `EdgeError`."""
         with self._opened(request) as response:
             yield Lines(self, response)
 
     @contextmanager
     def reading(self) -> Generator[None]:
+        """Context manager that turns a `Fault` (an unusable reply) into an `EdgeError`."""
         try:
             yield
         except Fault as fault:
@@ -79,13 +84,13 @@ class Server:
         return data
 
     def require_soon(self, since: float) -> None:
-        """Raise `EdgeError` where too long has passed without a token."""
+        """Raise `EdgeError` if `PATIENCE` seconds have passed since `since` (`time.monotonic`)."""
         if time.monotonic() - since > PATIENCE:
             raise self._gone(f"no token for {PATIENCE:g} s")
 
     @contextmanager
     def _opened(self, request: Request) -> Generator[httpx2.Response]:
-        """A response with status 200, whose body was not read; raises `EdgeError`."""
+        """Yield a response of status 200, before its body is read. Raises `EdgeError`."""
         with self._sent(request) as response:
             if response.status_code != 200:
                 said = self._whole(response)[:200].decode("utf-8", "replace")
@@ -111,7 +116,7 @@ class Server:
             response.close()
 
     def _started(self, request: httpx2.Request) -> httpx2.Response:
-        """The response once its headers are here; raises `EdgeError` where they take too long."""
+        """Return the response once its headers came. Raises `EdgeError` if they take too long."""
         since, http = time.monotonic(), self._http
 
         def give_up() -> None:
@@ -131,7 +136,7 @@ class Server:
             late.cancel()
 
     def _require_own(self, response: httpx2.Response) -> None:
-        """Neither a key that is missing nor a redirect is a server of another kind."""
+        """Raise `EdgeError` for a refused key or a redirect: neither tells the server's kind."""
         if response.status_code in (401, 403):
             raise EdgeError(
                 f"The edge server at {self.url} refused the key",
@@ -148,7 +153,7 @@ class Server:
 
     @contextmanager
     def named(self) -> Generator[None]:
-        """Turns connection errors into an `EdgeError` that names the server."""
+        """Context manager that turns connection errors into an `EdgeError` with the URL."""
         try:
             yield
         except ERRORS as error:
@@ -162,7 +167,7 @@ class Server:
         )
 
     def broken(self, why: str) -> EdgeError:
-        """The error for a reply that cannot be used."""
+        """Return the error for a reply that cannot be used; `why` says what is wrong with it."""
         hint = "start a recent version of it, or name a model's file"
         if program := _PROGRAMS.get(urlsplit(self.url).port or 0):
             hint = f"name the model's file by {program}:NAME"
@@ -174,14 +179,14 @@ class Server:
 
 
 class Lines:
-    """The lines of a response, without comments; a time without a token ends them."""
+    """A streamed response's lines. Raises `EdgeError` after `PATIENCE` seconds without a token."""
 
     def __init__(self, server: Server, response: httpx2.Response) -> None:
         self._server, self._response = server, response
         self._since = time.monotonic()
 
     def token(self) -> None:
-        """A token was read and taken."""
+        """Note that a token was read: the time limit for the next one begins."""
         self._since = time.monotonic()
 
     def __iter__(self) -> Generator[bytes]:

@@ -1,9 +1,9 @@
-"""An answer's stream from a server: the server runs ahead, its prefix cache is the rollback.
+"""`ServedSession`: an answer's stream from a server, whose prefix cache serves rollbacks.
 
-The server is asked to go on from all ids, and streams its own greedy tokens with the candidates of
+The server is asked to go on from all ids, and streams its own greedy tokens with candidates for
 each. As long as the answer takes these tokens, a step is the next line of the stream. When it takes
-another (the cloud's, or a drawn one), the stream is closed and asked again from the new prefix, of
-which the server computes only what is new.
+another (the cloud's, or a drawn one), the stream is closed, and a new one starts from the new
+prefix, of which the server computes only what is new.
 """
 
 import math
@@ -19,19 +19,19 @@ from edgewise.errors import EdgeError, StaleStepError, UsageError
 from edgewise.events import Candidate
 
 AHEAD = 256
-"""Most tokens that one stream writes."""
+"""Most tokens that the server writes in one stream."""
 
 _LEAST, _SURE = -1e30, 1e-3
-"""Bounds of a logprob: float32 holds it; rounding may put that of a sure token above 0."""
+"""Bounds of a valid logprob: float32 holds the lower; rounding may lift a sure token's above 0."""
 
 
 class TopStep(Step):
-    """A `Step` of the k likeliest ids and their logprobs; the other ids share what is left."""
+    """A `Step` from the k likeliest ids and their logprobs; other ids share the rest equally."""
 
     def __init__(
         self, ids: Ids, logprobs: Floats, written: Written | None, size: int, *, position: int
     ) -> None:
-        """`written` only for who reads it: it is as long as the answer."""
+        """`ids` and `logprobs` are sorted, best first; `written` is None unless text is needed."""
         self.position, self.size = position, size
         self.proposed = int(ids[0])
         self._ids, self._logprobs, self._written = ids, logprobs, written
@@ -43,7 +43,10 @@ class TopStep(Step):
 
     @property
     def logits(self) -> Floats:
-        """Logprobs. Outside the k likeliest an id is only drawn where none of these may be."""
+        """Logprobs of the k likeliest ids, and -1e4 for all others: float32[size].
+
+        So another id is drawn only if a response format forbids all k.
+        """
         logits = np.full(self.size, -1e4, np.float32)
         logits[self._ids] = self._logprobs
         return logits
@@ -54,10 +57,10 @@ class TopStep(Step):
 
     @property
     def entropy(self) -> float:
-        """Estimate: the mean of the two bounds that the k likeliest set.
+        """Entropy in nats, estimated as the mean of the bounds that the k likeliest ids set.
 
-        It is least where as few of the others as can be share the rest of the probability, and
-        greatest where all do. The mean of both is off by less than 0.1 nats in the mean and 0.5 at
+        It is least if as few of the other ids as possible share the rest of the probability, and
+        greatest if all do. The mean of both is off by less than 0.1 nats in the mean and 0.5 at
         most (100 steps drawn from SmolLM2-135M, `tests/smollm2/test_smollm2_served.py`).
         """
         logprobs = self._logprobs.astype(np.float64)
@@ -65,7 +68,7 @@ class TopStep(Step):
         return known - self._rest * (self._other + float(logprobs[-1])) / 2
 
     def top(self, k: int) -> tuple[Ids, Floats]:
-        """If the server returned fewer than `k`, equally likely other ids fill the rest."""
+        """Return the k likeliest ids and logprobs; any ids fill up what the server left out."""
         missing = min(k, self.size) - len(self._ids)
         if missing <= 0:
             return self._ids[:k], self._logprobs[:k]
@@ -86,7 +89,7 @@ class TopStep(Step):
 
 
 class ServedSession(EdgeSession):
-    """Every method that reads may raise `EdgeError`."""
+    """An `EdgeSession` of a `ServedEdge`. `open`, `step` and `steps` may raise `EdgeError`."""
 
     def __init__(
         self,
@@ -98,7 +101,7 @@ class ServedSession(EdgeSession):
         release: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """`release` gives its place back; `check` is called before the first request."""
+        """`release` frees the session's slot; `check` is called before the first request."""
         super().__init__(model, needs)
         kind = dialect.kind
         if top > kind.most:
@@ -113,16 +116,19 @@ class ServedSession(EdgeSession):
         self._text, self._top = Needs.TEXT in needs, max(kind.top, top)
         self._prompt = 0
         self._served: list[int] = []
-        """The ids that the server has and those that it went on with."""
+        """The ids that were sent, and those that the stream wrote after them."""
         self._steps: dict[int, TopStep] = {}
-        """Steps by position; each follows the ids that `_served` has before it."""
+        """Steps by position; each predicts what follows so many ids of `_served`."""
         self._stream: Generator[ServedToken] | None = None
         self._until = 0
-        """Where the stream ends, if it tells of every token."""
+        """Position at which the stream ends, if it tells of every token."""
         self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
-        """Returns how many ids were sent before. Raises `UsageError` for what it would misread."""
+        """Make `ids` the sequence; return how many leading ids the server had before.
+
+        Raises `UsageError` if the server would read them as other tokens.
+        """
         self._require_room(0, ids)
         try:
             self._dialect.prompt(ids)
@@ -159,14 +165,14 @@ class ServedSession(EdgeSession):
             self._release()
 
     def _known(self, end: int) -> TopStep | None:
-        """The step after the ids, if the server has written it. Ends a stream that diverged."""
+        """Return the step after `end` ids, if it came already; ends a stream that differs."""
         shared = min(len(self._served), end)
         if self._served[:shared] != self._ids[:shared]:
             self._stop(common_prefix(self._served, self._ids))
         return self._steps.get(end)
 
     def _stop(self, position: int = 0) -> None:
-        """Close the stream; what was served from `position` on holds no more."""
+        """Close the stream, and forget what the server holds from `position` on."""
         if self._stream is not None:
             self._stream.close()
             self._stream = None
@@ -183,7 +189,7 @@ class ServedSession(EdgeSession):
         self._stream = self._dialect.stream(self._ids[:end], tokens, self._top, self._seed)
 
     def _read(self) -> bool:
-        """The stream's next step; False where it has none, and the stream is over."""
+        """Read the stream's next token; return False if the stream is over."""
         assert self._stream is not None
         at = len(self._served)
         token = next(self._stream, None)
@@ -197,7 +203,7 @@ class ServedSession(EdgeSession):
         return True
 
     def _step(self, token: ServedToken, at: int) -> TopStep:
-        """Raises `EdgeError` for invalid candidates."""
+        """Return a token's candidates as a step. Raises `EdgeError` for invalid candidates."""
         size, broken = self._tokenizer.size, self._dialect.server.broken
         known = [(one, logprob) for one, logprob in token.top if logprob is not None]
         known.sort(key=lambda one: -one[1])
