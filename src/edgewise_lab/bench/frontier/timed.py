@@ -176,7 +176,7 @@ class PairSystems:
 
     @property
     def streams(self) -> bool:
-        """Whether the cloud alone streams: only where it is an engine that is asked by token ids."""
+        """Whether the cloud alone streams: only an engine asked by token ids does."""
         return self._cloud.id_engine is not None
 
     def close(self) -> None:
