@@ -109,10 +109,7 @@ class Gateway:
         return Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
 
     async def drain(self) -> None:
-        """Refuse new sessions, wait for consults in flight, and disconnect the devices.
-
-        Gives up after `DRAIN_SECONDS`.
-        """
+        """Refuse new sessions, let consults in flight end (`DRAIN_SECONDS`), then disconnect."""
         self.draining = True
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
@@ -192,10 +189,7 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _detokenize(self, request: Request) -> Response:
-        """Answer /detokenize with the engines' text, by which devices compare vocabularies.
-
-        The ids count toward the key's limits like those in frames.
-        """
+        """Answer /detokenize, by which devices compare vocabularies; the key pays for the ids."""
         key, size = self.keys.find(_secret(request)), self.fleet.size
         if key is None:
             return self._refused(request, 401)
@@ -221,10 +215,7 @@ class Gateway:
 
 
 async def _ids_in(request: Request) -> list[int] | None:
-    """Return the token ids in a request's body.
-
-    None if there are none or too many, or if the sender has left.
-    """
+    """Return the ids in a request's body; None for none, too many, or a sender that has left."""
     body = b""
     try:
         async for piece in request.stream():
@@ -241,10 +232,7 @@ def _failed(status: int, message: str, headers: dict[str, str] | None = None) ->
 
 
 def _secret(request: Request | WebSocket) -> str:
-    """Return the key that a request carries: a bearer token, or (from a web page) a subprotocol.
-
-    "" if it carries none.
-    """
+    """Return a request's key, a bearer token or (from a web page) a subprotocol; "" for none."""
     shown = request.headers.get("authorization", "")
     scheme, _, secret = shown.partition(" ")
     if scheme.lower() == "bearer":

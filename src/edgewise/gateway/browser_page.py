@@ -1,7 +1,4 @@
-"""The gateway's web page (`--page`): serves its files, its edge model and a router.
-
-The browser decodes with the edge model; the gateway's engines are its cloud model.
-"""
+"""The gateway's web page (`--page`), which decodes in the browser: its files, model and router."""
 
 import asyncio
 import hashlib
@@ -89,10 +86,7 @@ class PageModel(NamedTuple):
 
 
 class PageFile:
-    """A file of the page, ready to be sent: `size` in bytes, `digest` its SHA-256 in hex.
-
-    Small files are kept in memory; of a large one all downloads share a descriptor.
-    """
+    """A file of the page, kept in memory if small: `size` in bytes, `digest` its SHA-256 (hex)."""
 
     def __init__(self, path: Path) -> None:
         status = path.stat()
@@ -146,10 +140,7 @@ class PageFile:
 
 
 class Page:
-    """Serves the page's files, its edge model and its router.
-
-    `config.json`, made on request, tells the page which model and router there are.
-    """
+    """Serves the page's files, its edge model and router, and `config.json`, which names these."""
 
     def __init__(
         self, model: PageModel, fleet: Fleet, *, keys: bool, folder: Path = FOLDER

@@ -39,10 +39,7 @@ class SessionPrefix(NamedTuple):
     take_fresh: Callable[[], int]
 
     def client(self, request_id: str = "") -> Client:
-        """Return the `Client` that tells the engine whose consult this is.
-
-        Its tenant is the key: no other key may learn from the engine's cache what this one asked.
-        """
+        """Return what tells the engine whose consult this is; each key is a tenant of its own."""
         tenant = "" if self.key is ANYBODY else self.key.name
         session = self.session
         return Client(session.name, session.salt, tenant=tenant, request_id=request_id)
@@ -136,10 +133,7 @@ class KeyedConsults:
         )
 
     async def prefetch(self, prefix: SessionPrefix) -> None:
-        """Let the engine prefill its cache with `prefix`, if the key's limits allow a consult now.
-
-        Errors are only logged and counted, since no device waits for a prefetch.
-        """
+        """Let the engine prefill its cache with `prefix`, if the key may consult; log errors."""
         ended = "superseded"
         try:
             if not await self.limits.may_prefetch(prefix.key, prefix.take_fresh()):

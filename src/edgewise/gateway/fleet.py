@@ -330,10 +330,7 @@ class Fleet:
         return [replica for replica in self.replicas if replica.up]
 
     async def _accept(self, engine: Engine) -> None:
-        """Take over what a probed engine says of its model.
-
-        Raises `UsageError` if the engine's vocabulary is unknown, or not the fleet's.
-        """
+        """Raise `UsageError` for an engine of another vocabulary, or of an unknown one."""
         if engine.vocabulary is None:
             raise UsageError(
                 f"The engine at {engine.url!r} does not report its tokenizer, so its vocabulary "

@@ -6,10 +6,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 
 
 class GatewayMetrics:
-    """The Prometheus metrics of one gateway, in a registry of its own.
-
-    So several gateways fit in one process. The help text of each metric says what it counts.
-    """
+    """The Prometheus metrics of one gateway, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

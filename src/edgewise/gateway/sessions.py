@@ -1,7 +1,4 @@
-"""Sessions of a gateway: the token ids of each device's conversation, in bounded memory.
-
-Nothing is lost when a session is dropped: its device sends the ids again.
-"""
+"""Sessions of a gateway: each device's token ids, which it can send again, in bounded memory."""
 
 import asyncio
 import secrets

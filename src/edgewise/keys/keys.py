@@ -115,10 +115,7 @@ class Keys:
         return self._path is not None
 
     def find(self, secret: str) -> Key | None:
-        """Return the key whose secret is `secret`; None if no key in force has it.
-
-        The time taken does not depend on how nearly a wrong secret matches.
-        """
+        """Return the key whose secret is `secret`, compared in constant time; None if none is."""
         if self._path is None:
             return ANYBODY
         self.refresh()
@@ -129,10 +126,7 @@ class Keys:
         return found
 
     def current(self, key: Key) -> Key | None:
-        """Return `key` as the file has it now, with its present limits.
-
-        None if the key was revoked or has expired.
-        """
+        """Return `key` with its present limits; None if it was revoked or has expired."""
         if self._path is None:
             return key
         self.refresh()

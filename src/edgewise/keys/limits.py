@@ -57,11 +57,7 @@ class LimitStore(ABC):
 
     @abstractmethod
     async def open(self) -> None:
-        """Open the store.
-
-        Raises `UsageError` if the store can never work (as another kind of file), `LimitsDown` if
-        it does not work now.
-        """
+        """Open the store. Raises `UsageError` if it can never work, `LimitsDown` if not now."""
 
     @abstractmethod
     async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
@@ -89,10 +85,7 @@ class Bucket:
         self._full_at = 0.0
 
     def wait(self, rate: float, now: float) -> float:
-        """Return the seconds from `now` until the bucket holds at least one.
-
-        It fills by `rate` a second (0: no limit); `now` is in seconds of a monotonic clock.
-        """
+        """Return the seconds until the bucket holds one, at `rate` a second (0: no limit)."""
         if not rate:
             return 0.0
         seconds = self._full_at - now + 1 / rate - max(self._burst, 1 / rate)
@@ -131,10 +124,7 @@ class Spent:
 
 
 class KeyLimits:
-    """Enforces the limits of all keys.
-
-    While the store is down, keys with a limit of tokens a day are refused: quotas protect money.
-    """
+    """Enforces the limits of all keys. Refuses keys with a daily limit while the store is down."""
 
     def __init__(
         self,
@@ -249,10 +239,7 @@ class KeyLimits:
     async def _give_back(
         self, key: Key, day: int, tokens: int, reserving: "asyncio.Task[bool] | None" = None
     ) -> None:
-        """Give `tokens` back to the day's limit; negative if more were written than reserved.
-
-        `reserving` is a reservation still under way: nothing is given back unless it succeeds.
-        """
+        """Give `tokens` (perhaps below 0) back, if `reserving` them has succeeded or succeeds."""
         # If the store is down, what was reserved stays charged: the safe side.
         with suppress(LimitsDown):
             if reserving is None or await reserving:

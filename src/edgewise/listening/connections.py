@@ -38,10 +38,7 @@ Awaited = Literal["no whole request came", "it does not read"]
 
 
 class Connections:
-    """The open connections of a server, at most `most`, with their deadlines.
-
-    Every call but `close` takes constant time.
-    """
+    """The open connections of a server, at most `most`, with their deadlines."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -67,10 +64,7 @@ class Connections:
         self.wait(transport, "no whole request came")
 
     def wait(self, transport: asyncio.Transport, awaited: Awaited) -> None:
-        """Close the connection unless `done` is called within `WAIT_SECONDS`.
-
-        Does nothing if a deadline for the same reason is running already.
-        """
+        """Begin a deadline: unless `done` is called within `WAIT_SECONDS`, close the connection."""
         if transport in self._open and (transport, awaited) not in self._waits:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(WAIT_SECONDS, self.cut, transport, awaited)
@@ -129,10 +123,7 @@ class _Counted(asyncio.Protocol):
 
 
 class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
-    """uvicorn's HTTP/1.1 protocol with the limits of `connections`.
-
-    A peer may close its sending side before it has been answered, and still gets its answer.
-    """
+    """uvicorn's HTTP/1.1 with the limits of `connections`; it answers half-closed connections."""
 
     _ended = False
 
@@ -176,7 +167,7 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
         return bool(self.cycle) and not self.cycle.response_complete
 
     def _probe(self, seconds: float) -> None:
-        """Send an interim response, which clients skip; the second one fails if the peer has left."""
+        """Send an interim response, which clients skip; the second fails if the peer has left."""
         if self.transport.is_closing() or not self._answering or self.cycle.response_started:
             return
         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")

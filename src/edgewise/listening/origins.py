@@ -1,7 +1,4 @@
-"""The origin check: refuses requests that a browser sends here for a page of another site.
-
-Browsers let any page send requests to any server, but say in `Origin` where the page came from.
-"""
+"""The origin check: refuses requests that a browser sends here for a page of another site."""
 
 import ipaddress
 import logging
@@ -109,10 +106,7 @@ def _name(host: str) -> str:
 
 
 def require_host(host: str) -> str:
-    """Return `host` as the header Host of a request spells it.
-
-    Raises `UsageError` if `host` is neither a host's name nor an IP address.
-    """
+    """Return `host` as a request's Host header spells it. Raises `UsageError` if it is no host."""
     named = host.lower().removesuffix(".")
     if address := _address(named):
         return address

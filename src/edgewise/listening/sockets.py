@@ -29,10 +29,7 @@ _RESERVED = 48 + 4 * ACCEPTS
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening TCP socket; port 0 takes any free port.
-
-    Raises `UsageError` if the address is invalid or the port is taken.
-    """
+    """Open a listening TCP socket; port 0 takes any free one. Raises `UsageError` on failure."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     try:

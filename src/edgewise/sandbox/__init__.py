@@ -44,10 +44,7 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """A child process that applies one function, from bytes to bytes, to each request.
-
-    The process ends when its parent does.
-    """
+    """A child process that applies one function (bytes to bytes) to each request sent to it."""
 
     def __init__(
         self,
@@ -110,10 +107,7 @@ class Child:
             return self._receive()
 
     def kill(self) -> None:
-        """Kill the process and its process group at once.
-
-        In another thread a running `ask` raises `ChildEnded`; that thread then calls `end`.
-        """
+        """Kill the process and its group; an `ask` in another thread then raises `ChildEnded`."""
         if self._process.returncode is None and sys.platform != "win32":
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -139,10 +133,7 @@ class Child:
 
     @contextmanager
     def _within(self, seconds: float) -> Generator[None]:
-        """Kill the process if the block takes longer than `seconds`, which ends its I/O.
-
-        Raises `ChildEnded` in place of the errors that a broken pipe causes.
-        """
+        """Kill the process if the block takes too long. Raises `ChildEnded` for a broken pipe."""
         watch = threading.Timer(seconds, self.kill)
         watch.daemon = True
         end = time.monotonic() + seconds

@@ -266,10 +266,7 @@ def _horner(terms: Iterable[int], base: int) -> int:
 
 
 def fingerprint(ids: Sequence[Sequence[int]]) -> str:
-    """Return the fingerprint of a vocabulary: a hash in hex of how it tokenizes fixed strings.
-
-    `ids` holds the token ids of each of the `PROBES`.
-    """
+    """Return a vocabulary's fingerprint: a hash (hex) of its token ids of each of the `PROBES`."""
     ledger = Ledger([token for part in ids for token in (*part, len(part))])
     return f"{ledger.checksum:016x}"
 
@@ -280,10 +277,7 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def request_id(session: str, ask: int) -> str:
-    """Return the name of a consult for the logs of device, gateway and engine, and for traces.
-
-    Both sides make it from the beginning of the session's name and the number of the `Ask`.
-    """
+    """Return the name of the consult `ask` in traces and in the logs of both sides and engine."""
     return f"{session[:SHOWN]}-{ask:x}"
 
 
