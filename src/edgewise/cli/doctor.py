@@ -60,7 +60,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One line of the report; `detail` is what was found, `fix` what to do unless all is ok."""
+    """One line of the report. `detail` says what was found, `fix` what to do if it is not ok."""
 
     name: str
     status: Literal["ok", "warn", "fail"]

@@ -43,7 +43,7 @@ def listening_at(
     *,
     reserve: int,
 ) -> Generator[Listening]:
-    """Listen on `host` and `port` while the block runs, which then loads the models.
+    """Listen on `host` and `port` while the block runs; done before models load, to fail early.
 
     `tls` holds the files of the certificate and its private key (both None: no TLS). At most
     `connections` may be open (None: a default); `reserve` open files are kept for other uses.

@@ -43,7 +43,7 @@ FRAMES_PER_SECOND = 2000
 """Frames that a connection may send a second: more than any device does. Above, it is closed."""
 
 LARGE = 1 << 14
-"""Bytes. Larger frames are decoded in a thread; smaller ones take less than 0.1 ms."""
+"""Bytes above which a frame is decoded in a thread; smaller frames take less than 0.1 ms."""
 
 PAUSE_SECONDS = 10.0
 """Most seconds that a large frame waits if its key is over its limit of ids a second."""
@@ -52,7 +52,7 @@ END_SECONDS = 0.4
 """Timeout of sending the last frame to a device whose key was revoked."""
 
 PROTOCOL_ERROR, POLICY, GOING_AWAY, TRY_LATER = 1002, 1008, 1001, 1013
-"""Close codes of RFC 6455."""
+"""WebSocket close codes (RFC 6455)."""
 
 log = structlog.get_logger("edgewise.gateway")
 

@@ -39,7 +39,7 @@ class SessionPrefix(NamedTuple):
     take_fresh: Callable[[], int]
 
     def client(self, request_id: str = "") -> Client:
-        """Return what tells the engine whose consult this is; each key is a tenant of its own."""
+        """Return the consult's `Client` for the engine: session, salt, tenant (key), request id."""
         tenant = "" if self.key is ANYBODY else self.key.name
         session = self.session
         return Client(session.name, session.salt, tenant=tenant, request_id=request_id)

@@ -1,4 +1,4 @@
-"""The engines behind a gateway: which replica serves a session, how many consults each takes."""
+"""The engines behind a gateway: which one gets a session's consults (requests), and how many."""
 
 import asyncio
 import hashlib
@@ -34,7 +34,7 @@ HEALTH_SECONDS = 2.0
 """Seconds between two health checks of an engine."""
 
 PREFILL_SECONDS = 60.0
-"""Timeout of a prefetch; without it, one that the engine lost would hold its place for ever."""
+"""Timeout of a prefetch: a request that the engine lost must not hold its place for ever."""
 
 KEPT_TEXTS = 32
 """Detokenized texts that a fleet remembers; to compare a large vocabulary takes twenty."""
@@ -174,7 +174,7 @@ class Replica:
 
     @asynccontextmanager
     async def turn(self, queue: int) -> AsyncGenerator[None]:
-        """Hold one of the engine's `concurrency` places while the block runs; wait for it.
+        """Wait for one of the engine's `concurrency` places; hold it while the block runs.
 
         Raises `OverLimit` if `queue` consults wait already.
         """
@@ -246,12 +246,12 @@ class Fleet:
 
     @property
     def salted(self) -> bool:
-        """Whether every engine keeps the caches of several tenants apart by a salt."""
+        """Whether every engine takes a salt, which keeps the prefix caches of keys apart."""
         return all(replica.engine.salted for replica in self.replicas)
 
     @property
     def verifies(self) -> bool:
-        """Whether every engine can verify tokens."""
+        """Whether every engine can verify draft tokens."""
         return all(replica.engine.verifies for replica in self.replicas)
 
     async def complete(

@@ -41,10 +41,10 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """An API key: its `name`, the SHA-256 of its secret in hex, and its limits (0: no limit).
 
     Each gateway allows the key `consults_per_second` consults (requests to the cloud model),
-    `ids_per_second` token ids received from it or computed for it, and `sessions` open at once. At
-    a server consults are requests, and sessions are answers that wait or are being written.
-    `tokens_per_day` bounds the tokens that the cloud model writes in a day of UTC. `created` is a
-    day (2026-01-31); the key is invalid from `expires` on.
+    `ids_per_second` token ids received from its clients or computed for them, and `sessions` open
+    at once. At a server consults are requests, and sessions are answers that wait or are being
+    written. `tokens_per_day` bounds the tokens that the cloud model writes in a day of UTC.
+    `created` is a day (2026-01-31); the key is invalid from `expires` on.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Keys:
         return self._path is not None
 
     def find(self, secret: str) -> Key | None:
-        """Return the key whose secret is `secret`, compared in constant time; None if none is."""
+        """Return the valid key whose secret is `secret` (compared in constant time), or None."""
         if self._path is None:
             return ANYBODY
         self.refresh()

@@ -86,7 +86,7 @@ class SqliteLimits(LimitStore):
         self._thread = ThreadPoolExecutor(1, "limits")
 
     async def open(self) -> None:
-        """Open or create the file. Raises `UsageError` if that fails or it is no such database."""
+        """Open or create the file. Raises `UsageError` if that fails or it is no SQLite file."""
         try:
             await self._call(lambda: self._connected(OPENING_SECONDS))
         except (OSError, sqlite3.Error) as error:

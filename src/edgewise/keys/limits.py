@@ -57,7 +57,7 @@ class LimitStore(ABC):
 
     @abstractmethod
     async def open(self) -> None:
-        """Open the store. Raises `UsageError` if it can never work, `LimitsDown` if not now."""
+        """Open the store. Raises `UsageError` if it can never work, `LimitsDown` if it is down."""
 
     @abstractmethod
     async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
@@ -92,7 +92,7 @@ class Bucket:
         return seconds if seconds > ROUNDING else 0.0
 
     def take(self, amount: float, rate: float, now: float) -> None:
-        """Take `amount` out, whatever the level is; the caller has asked `wait` before."""
+        """Take `amount` out, even if the level falls below zero; `rate` is that of `wait`."""
         if rate:
             longest = max(self._burst, 1 / rate) + self._debt / rate
             self._full_at = min(max(self._full_at, now) + amount / rate, now + longest)
@@ -114,8 +114,8 @@ class OverLimit(Exception):
 class Spent:
     """What a consult used: `tokens` written, and prompt ids that the engine `computed`.
 
-    Its caller fills it in. `asked` says whether the request went to an engine, which may have
-    worked in vain if the consult then failed.
+    The consult's caller fills it in. `asked` says whether the request went to an engine, which may
+    have worked in vain if the consult then failed.
     """
 
     tokens: int = 0
@@ -157,7 +157,7 @@ class KeyLimits:
 
     @asynccontextmanager
     async def spending(self, key: Key, tokens: int, *, ids: int = 0) -> AsyncGenerator[Spent]:
-        """Charge `key` for the consult that the block makes; it fills in the yielded `Spent`.
+        """Charge `key` for the consult that the block makes; the block fills in the `Spent`.
 
         At most `tokens` are to be written: they are reserved from the day's limit before, and the
         unwritten ones given back. `ids` came with the request. Raises `OverLimit` before the block.
@@ -207,7 +207,7 @@ class KeyLimits:
         return False
 
     def charge(self, key: Key, ids: int) -> float:
-        """Charge `key` for `ids` received or computed; return the seconds until it owes none."""
+        """Charge for `ids` received or computed; return the seconds until the key owes none."""
         (_, bucket), now = self._buckets[key.name], self._clock()
         bucket.take(ids, key.ids_per_second, now)
         return bucket.wait(key.ids_per_second, now)
@@ -239,7 +239,7 @@ class KeyLimits:
     async def _give_back(
         self, key: Key, day: int, tokens: int, reserving: "asyncio.Task[bool] | None" = None
     ) -> None:
-        """Give `tokens` (perhaps below 0) back, if `reserving` them has succeeded or succeeds."""
+        """Give `tokens` back (below 0: charge more), if `reserving`, when given, succeeds."""
         # If the store is down, what was reserved stays charged: the safe side.
         with suppress(LimitsDown):
             if reserving is None or await reserving:

@@ -106,7 +106,7 @@ def _name(host: str) -> str:
 
 
 def require_host(host: str) -> str:
-    """Return `host` as a request's Host header spells it. Raises `UsageError` if it is no host."""
+    """Return `host` as a Host header spells it. Raises `UsageError` for an invalid name."""
     named = host.lower().removesuffix(".")
     if address := _address(named):
         return address

@@ -104,5 +104,5 @@ class Listener(uvicorn.Server):
         self.open.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to shut down. uvicorn's own handler would raise the signal again: a failure."""
+        """Begin to shut down. uvicorn's handler would raise the signal again, to end in failure."""
         self.force_exit, self.should_exit = self.should_exit, True

@@ -120,7 +120,7 @@ class Child:
         self._close()
 
     def abandon(self) -> None:
-        """In a fork of the parent: close the pipes, but leave the child process to the parent."""
+        """Close the pipes in a fork of the parent, and leave the child process to the parent."""
         self._process.returncode = 0
         self._close()
 

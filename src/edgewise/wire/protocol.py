@@ -157,9 +157,9 @@ class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=19):
     """From the gateway: the consult `ask` failed, or the session (`ask` None), which is over then.
 
-    `reason` is a `Fault`, or `VOCABULARY` in answer to `Open`; the device reports it with the
-    token. After `retry_after` milliseconds, if given, the device may try again. `request_id` names
-    the request in the engine's log, else the consult in the gateway's.
+    `reason` is a `Fault`, which the device reports as `Token.reason`, or in answer to `Open` also
+    `VOCABULARY`. After `retry_after` milliseconds, if given, the device may try again.
+    `request_id` names the request in the engine's log, else the consult in the gateway's.
     """
 
     ask: Count | None
@@ -200,7 +200,7 @@ class Ledger:
     """
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
-        """Raises `CloudProtocolError` if an id is not an unsigned 32-bit number."""
+        """Copy `ids`. Raises `CloudProtocolError` if one is no unsigned 32-bit number."""
         try:
             self._ids = array("I", ids)
         except (OverflowError, TypeError) as error:
@@ -277,7 +277,7 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def request_id(session: str, ask: int) -> str:
-    """Return the name of the consult `ask` in traces and in the logs of both sides and engine."""
+    """Return a consult's name in traces and in the logs of device, gateway and engine."""
     return f"{session[:SHOWN]}-{ask:x}"
 
 
