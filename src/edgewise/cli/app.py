@@ -1,7 +1,7 @@
-"""The command line: a table of commands, loaded when called; an error is one sentence, exit code 2.
+"""The command line: a table of commands, each imported only when it is called.
 
-A package adds a command by an entry point of the group `edgewise.commands`: a function with
-Typer's annotations, or a `typer.Typer` of several. Neither is imported before it is called.
+An error is printed as one sentence, with exit code 2. Packages add commands by entry points of the
+group `edgewise.commands`: a function with Typer's annotations, or a `typer.Typer` of several.
 """
 
 import os
@@ -28,7 +28,7 @@ _BUILT_IN = {
     "gateway": "Serve many devices in front of your engines.",
     "keys": "Add, list and revoke keys of clients.",
 }
-"""The line of the help of each; the module `edgewise.cli.NAME` has the command as NAME."""
+"""Help line of each built-in command; the module `edgewise.cli.NAME` defines it as NAME."""
 
 _LABORATORY = {
     "demo": "Compare edge, pair and cloud on held-out questions.",
@@ -39,14 +39,14 @@ _LABORATORY = {
     "router": "Show, check and publish routers.",
     "bench": "Measure speed and compare systems.",
 }
-"""The line of the help of commands that the laboratory adds."""
+"""Help line of each command that the package `edgewise_lab` adds."""
 
 _ELSEWHERE = {
     "list": "models list",
     "ps": "doctor, which says what a command would load; nothing stays loaded behind one",
     "pull": "models pull MODEL",
 }
-"""Commands of other programs, and what does that here."""
+"""Commands that users know from other programs, and what to use here instead."""
 
 _ADDED: Registry[Any] = Registry("command", "edgewise.commands", {})
 
@@ -73,7 +73,7 @@ class _Commands(Mapping[str, Any]):
 
 
 class _Named:
-    """A command that describes its own help; Click would name the flags in any order."""
+    """A command with our own help line for --help; Click would name its flags in any order."""
 
     def get_help_option(self, ctx: Any) -> Any:
         def record(_: Any) -> tuple[str, str]:
@@ -85,7 +85,7 @@ class _Named:
 
 
 class _Group(_Named, TyperGroup):
-    """The commands of the table, of which the help imports none."""
+    """The top-level command, whose help lists all commands without importing any."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
@@ -119,14 +119,14 @@ class _Options(_Named, TyperCommand):
 
 
 class _Several(_Named, TyperGroup):
-    """Commands under one name."""
+    """A command with subcommands, such as `edgewise keys`."""
 
 
 _HEADINGS = ["Arguments", "Options", "Models", "Routing", "Writing", "Privacy", "Money", "Output"]
 
 
 def _command(name: str, target: Any) -> Any:
-    """The Click command of a function or of a `typer.Typer`."""
+    """Return the Click command of a function or of a `typer.Typer`."""
     holder = typer.Typer(rich_markup_mode=None)
     holder.callback()(lambda: None)
     if isinstance(target, typer.Typer):
@@ -167,7 +167,7 @@ def _main(
 
 
 def run() -> int:
-    """Run the command that the arguments name; returns the exit code."""
+    """Run the command that `sys.argv` names; print any error; return the exit code."""
     _open_streams()
     given = sys.argv[1:]
     try:
@@ -198,7 +198,7 @@ def run() -> int:
 
 
 def _open_streams() -> None:
-    """Opens the standard streams that the parent closed, so no other file takes their numbers."""
+    """Open the standard streams that the parent closed, so no other file takes their numbers."""
     while (last := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(last)
@@ -221,12 +221,12 @@ def _complain(message: str) -> None:
 
 
 def _with_quotes(message: str) -> str:
-    """Adds a hint if the shell split an unquoted prompt into several arguments."""
+    """Add a hint if the shell split an unquoted prompt into several arguments."""
     unquoted = sys.argv[1:2] == ["run"] and message.startswith("Got unexpected extra argument")
     return message.rstrip(".") + "; put the prompt in quotes" if unquoted else message
 
 
 def _silenced() -> int:
-    """Exit code 1, and nothing more to stdout: the interpreter's own last flush would fail too."""
+    """Return exit code 1, and drop what stdout still holds: its flush at exit would fail too."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1

@@ -1,4 +1,4 @@
-"""`edgewise chat`: a conversation in the terminal that shows who wrote what."""
+"""`edgewise chat`: a conversation in the terminal that shows which model wrote what."""
 
 import math
 import re
@@ -35,21 +35,22 @@ HELP = """\
 /save FILE        write the conversation to FILE as JSON
 /new              begin a new conversation
 /help, /quit      Ctrl-C interrupts an answer, Ctrl-D leaves"""
+"""Text of the command /help."""
 
 _COMMAND = re.compile("/[a-z]+")
-# So alike are `/shar 0.1` and a command, and no path's first part and one.
 _NEARLY = 0.8
-"""What was meant as a command; any other line with a slash is a question, such as a path."""
+"""Similarity to a command from which a line counts as a misspelt one (`/shar 0.1`); any other line
+that begins with a slash is a question, such as a path."""
 
 _ALONE = frozenset({"/why", "/new", "/help", "/quit", "/exit", "/bye"})
 
 _KEPT = ("below_threshold", "verified")
-"""Why the edge wrote a token that the cloud was not to write."""
+"""Reasons of the edge model's tokens that did not call for the cloud model."""
 
 _SHOWN = 3
 
 _ROOM = 4
-"""An answer gets a part of the context like this, unless it may only be shorter."""
+"""At least a quarter of the context is left for an answer, or `max_tokens` if that is less."""
 
 
 @takes(*ANSWERING, reads=["cloud_key", "edge_key"])
@@ -70,7 +71,7 @@ def chat(chosen: Settings, system: System = None, sent_file: SentFile = None) ->
 
 
 def opening(pair: Pair) -> str:
-    """Who writes, who is asked for how much, and what leaves the device."""
+    """Return the line that opens a chat: the models, their roles, and what leaves the device."""
     chosen, leaves = pair.settings, list[str]()
     # A pair without a cloud has settings of one that is none.
     clouds = list(zip(pair.clouds, each_cloud(chosen), strict=False))
@@ -95,13 +96,13 @@ def opening(pair: Pair) -> str:
 
 
 def _elsewhere(address: str) -> bool:
-    """Whether it is another machine's."""
+    """Return whether a model's address is a URL on another machine."""
     url = with_scheme(address)
     return is_url(url) and not is_loopback(urlsplit(url).hostname or "")
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A question and what was said to it, whole or interrupted."""
+    """A question and its answer. `whole`: not interrupted; `local`: never to be sent to a cloud."""
 
     question: str
     answer: str
@@ -111,7 +112,7 @@ class Turn(msgspec.Struct, frozen=True):
 
 
 class Conversation:
-    """Turns so far, and the dial."""
+    """A chat: the turns so far, and the commands that change how the next ones are answered."""
 
     def __init__(self, pair: Pair) -> None:
         self.turns: list[Turn] = []
@@ -130,7 +131,10 @@ class Conversation:
         }
 
     def take(self, line: str) -> bool:
-        """A question or a command; False to leave. Raises `UsageError`, with nothing changed."""
+        """Answer a question or run a command; return False if the command ends the chat.
+
+        Raises `UsageError` for an invalid command or question; then nothing has changed.
+        """
         text = line.strip()
         name, _, rest = text.partition(" ")
         if rest and name in _ALONE:
@@ -147,7 +151,7 @@ class Conversation:
         return True
 
     def _since(self, first: int) -> list[Message]:
-        """The system message and the turns from `first` on."""
+        """Return the messages of the turns from `first` on, after the system message."""
         messages = [Message("system", self._pair.system)] if self._pair.system else []
         for turn in self.turns[first:]:
             messages += [
@@ -188,7 +192,7 @@ class Conversation:
             render.note(f"interrupted after {counts}; the text so far is kept{self._cost()}")
 
     def _sampling(self) -> Sampling | None:
-        """Sampling settings of this chat; None for those of the settings."""
+        """Return the sampling for chats, with a new seed unless one is set; None: the settings'."""
         chosen, drawn = self._pair.settings, self._pair.chat_sampling
         if drawn is None:
             return None
@@ -197,10 +201,11 @@ class Conversation:
         return replace(drawn, top_p=top_p, seed=seed)
 
     def _first_kept(self, asked: Message) -> int:
-        """The first turn that stays, so that there is room for an answer to `asked`.
+        """Return the first turn to keep, so that the context has room for an answer to `asked`.
 
-        Half of the context is left free then: what remains is read anew, which each turn would be
-        if each dropped a little. A question that does not fit alone drops nothing; it is refused.
+        If turns must be dropped, half of the context becomes free: the rest needs a new prefill,
+        which every turn would need if each dropped a little. For a question that does not fit
+        even alone nothing is dropped; it is refused later.
         """
         context = self._pair.edge.context
         room = min(self._pair.settings.max_tokens or context, context // _ROOM)
@@ -213,14 +218,14 @@ class Conversation:
         return next(half, kept[-1])
 
     def _length(self, first: int, asked: Message) -> int:
-        """Ids of the prompt with the turns from `first` on."""
+        """Return the number of ids of a prompt with the turns from `first` on and `asked`."""
         try:
             return len(self._pair.prompt([*self._since(first), asked]).ids)
         except ContextOverflow:
             return sys.maxsize // 2
 
     def _cost(self) -> str:
-        """Cost of the conversation so far; empty for fewer than two answers."""
+        """Return what the conversation cost so far; "" for fewer than two answers."""
         billing = self._pair.billing
         if billing is None or billing.sums.answers < 2:
             return ""
@@ -251,7 +256,7 @@ class Conversation:
         render.note(f"{text} writes from now on")
 
     def _require_cloud(self, command: str) -> None:
-        """Raises `UsageError` where nothing of this conversation goes to one."""
+        """Raise `UsageError` if there is no cloud model, or if the conversation is local."""
         if self._pair.cloud is None:
             raise UsageError(f"{command} needs a cloud model; start with --cloud.")
         if self._local:
@@ -335,7 +340,7 @@ def _dial(pair: Pair) -> str:
 
 
 def _lines() -> Iterator[str]:
-    """Lines typed, with editing and history; the lines of stdin if it is no terminal."""
+    """Yield the lines that the user types, with editing and history; or those of a piped stdin."""
     if not sys.stdin.isatty():
         data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
         yield from data.decode("utf-8", "surrogateescape").splitlines()

@@ -1,4 +1,4 @@
-"""`edgewise config`: which settings are in force, and where they come from."""
+"""`edgewise config`: shows each setting's value, and where it comes from."""
 
 from pathlib import Path
 from typing import get_args

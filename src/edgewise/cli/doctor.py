@@ -1,4 +1,4 @@
-"""`edgewise doctor`: what works here, what does not, and what to do about it."""
+"""`edgewise doctor`: checks what works on this machine, and says how to fix what does not."""
 
 import platform
 from collections.abc import Callable, Iterator
@@ -45,21 +45,22 @@ from edgewise.routers.thresholds import tuned_thresholds
 from edgewise.settings import Settings
 
 _SECONDS = 60.0
-"""Timeout of a request with a long prompt, whose first one is read whole."""
+"""Timeout of a measured request; the first has to prefill the whole long prompt."""
 _LINES = (70, 12)
-"""Lines that lengthen a prompt, by about 1,400 or 300 tokens: caches have blocks of up to 1,024."""
+"""Lines to add to the prompt: 70 (about 1,400 tokens, since caches have blocks of up to 1,024), or
+12 (about 300) if the engine rejects so many."""
 _TRAIN = "edgewise train PROMPTS.jsonl, for this pair and your own prompts, makes a better one"
 _MEASURED = {
     "entropy": "at 5% it recovered none of the gap between two real models",
     "max-prob": "at 5% it recovered 40% (26 to 57) of the gap between two real models",
 }
-"""Measured results of routers that need no training: docs/results.md."""
+"""Measured results of the routers that need no training, from docs/results.md."""
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One line of the report; `fix` says what to do if `status` is not ok."""
+    """One line of the report. `detail` says what was found, `fix` what to do if it is not ok."""
 
     name: str
     status: Literal["ok", "warn", "fail"]
@@ -104,7 +105,7 @@ def doctor(chosen: Settings, json: options.Json = False) -> None:
 
 
 class _Doctor:
-    """Examines a pair part by part; what it opens is closed with `stack`."""
+    """Checks a pair of models part by part; `stack` closes what it opens."""
 
     def __init__(
         self, chosen: Settings, price: Price | None, stack: ExitStack, *, quiet: bool
@@ -117,7 +118,7 @@ class _Doctor:
         self.advice: Advice | None = None
 
     def checks(self) -> Iterator[Check]:
-        """Runs the checks in order; skips those that need a missing part."""
+        """Run the checks in order and yield them; skip those that need a missing part."""
         yield Check("python", "ok", platform.python_version())
         yield self._guarded("engine", _engine)
         yield self._guarded("edge model", self._open_edge)
@@ -167,7 +168,7 @@ class _Doctor:
         return _router(self._chosen, edge, self._router[1])
 
     def _further(self, chosen: Settings, edge: EdgeModel) -> Check:
-        """Opened and closed: it is asked where the one before is unsure."""
+        """Check a further cloud model, asked where the one before is unsure: open and close it."""
         cloud = opening.open_cloud(chosen, edge)
         assert cloud is not None
         with closing(cloud):
@@ -188,7 +189,7 @@ class _Doctor:
         return Check("cloud model", "ok", cloud.name + (f", {_millions(size)}" if size else ""))
 
     def _verification(self, edge: EdgeModel) -> Check:
-        """Whether the cloud reads every token; then no router asks."""
+        """Check whether the cloud model verifies every token; then no router is needed."""
         verify = opening.verification(self._chosen, edge, self._cloud)
         self._chosen = replace(self._chosen, verify=verify)
         if verify == "off":
@@ -201,7 +202,7 @@ class _Doctor:
         return Check("verification", "ok", f"{verify}: the cloud reads every token of the edge's")
 
     def _measure(self, cloud: CloudModel, edge: EdgeModel) -> Check:
-        """Some consults, and the advice that follows from their times."""
+        """Measure some consults (requests to the cloud model), and derive the advice from them."""
         chosen, local = self._chosen, not is_url(opening.cloud_address(self._chosen))
         share = opening.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
         lines = (0,) if local else _LINES
@@ -244,7 +245,7 @@ class _Doctor:
         router: Router,
         card: RouterCard | None,
     ) -> Advice:
-        """Advice by what the pair comes to as `run` has it."""
+        """Return advice from the speed of decoding with this pair, set up as for `run`."""
         one = {"on_cloud_error": "raise", "price": None, "tier_share": None, "tier_threshold": None}
         chosen = replace(self._chosen, **one)
         policy = opening.make_policy(chosen, opening.starts_of(chosen, router, card, edge))
@@ -279,7 +280,7 @@ def _engine() -> Check:
 
 
 def _rollback(model: EdgeModel) -> Check:
-    """Reports how the edge rolls back when the cloud rejects its draft."""
+    """Report how the edge model rolls back when the cloud model rejects a draft token."""
     how = model.abilities.rewinds
     if how == "no":
         text = "none: a rollback reads the sequence again, so each consult is waited for"
@@ -290,7 +291,7 @@ def _rollback(model: EdgeModel) -> Check:
 
 
 def _change(edge: EdgeModel) -> Check:
-    """Reports what a server reads again when the cloud changes a token, and a better setup."""
+    """Report what a server reads again when the cloud changes a token, and a better setup."""
     from edgewise.edge.served.model import ServedEdge
 
     assert isinstance(edge, ServedEdge)
@@ -307,7 +308,7 @@ def _change(edge: EdgeModel) -> Check:
 
 
 def _router(chosen: Settings, model: EdgeModel, card: RouterCard | None) -> Check:
-    """Reports the router, why it was chosen, what it bought elsewhere, and a better one."""
+    """Report the router, why it was chosen, what it gained in measurements, and a better one."""
     name = opening.chosen_router(chosen, model)
     auto = chosen.router in (None, opening.AUTO)
     identity = opening.router_identity(replace(chosen, router=name))
@@ -337,7 +338,7 @@ def _cloud_engine(engine: Engine) -> Check:
 
 
 def _cache(pace: CloudPace) -> Check:
-    """Reports how much of a prompt sent twice is computed, and billed, again."""
+    """Report how much of a prompt sent twice is computed, and billed, again."""
     fix = "let consults be few and longer (--span 4), or choose one that caches and says so"
     if pace.computed is None:
         text = "it does not tell what it had: each consult may be billed as a whole prompt"

@@ -157,7 +157,10 @@ async def _listen(
 
 
 def _addresses(engines: Sequence[str], slots: int | None) -> list[str]:
-    """As for a cloud: localhost:8080 is a URL. Raises `UsageError`, also for flags of no use."""
+    """Return the engines' addresses, with http:// where a URL has no scheme (localhost:8080).
+
+    Raises `UsageError` if there is none, or for flags that do not apply to URLs.
+    """
     if not engines:
         raise UsageError("A gateway needs an engine; name one with --engine URL, or a GGUF.")
     addresses = [with_scheme(one) for one in engines]
@@ -170,7 +173,7 @@ def _addresses(engines: Sequence[str], slots: int | None) -> list[str]:
 
 
 def _named_origin(origin: str) -> str:
-    """Raises `UsageError` for one that no page can have, and for all of them."""
+    """Return `origin` as browsers spell it. Raises `UsageError` for an invalid one, and for *."""
     from edgewise.listening.origins import ANY, require_origin
 
     if origin == ANY:
@@ -181,7 +184,11 @@ def _named_origin(origin: str) -> str:
 
 
 def model_of_page(address: str | None, *, page: bool) -> "PageModel | None":
-    """The model at `address`, loaded once to read its vocabulary. Raises `UsageError`."""
+    """Return the edge model of the gateway's page; None without `page`.
+
+    The model at `address` (None: the bundled one) is loaded once, to read its vocabulary. Raises
+    `UsageError` if it cannot be loaded, or for an `address` without `page`.
+    """
     if address is not None and not page:
         raise UsageError("--page-model needs --page; give both.")
     if not page:

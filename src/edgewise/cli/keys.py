@@ -94,7 +94,7 @@ def _expiry(key: Key, now: datetime) -> str:
 
 
 def _end(given: str) -> datetime:
-    """The end of a last day, or of a time from now. Raises `UsageError`."""
+    """Return when a key expires: the end of a day, or a duration from now. Raises `UsageError`."""
     try:
         last = date.fromisoformat(given)
         return datetime.combine(last + timedelta(days=1), time(), UTC)

@@ -1,4 +1,4 @@
-"""Options of the commands that listen, and what they open."""
+"""Options, sockets and checks of the commands that listen: `serve` and `gateway`."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ Connections = Annotated[
 
 
 class Listening(NamedTuple):
-    """An open socket at `url`, and what a `Listener` takes besides."""
+    """A listening socket, its URL, and the keyword arguments of a `Listener` (`limits`)."""
 
     socket: "socket.socket"
     url: str
@@ -43,9 +43,11 @@ def listening_at(
     *,
     reserve: int,
 ) -> Generator[Listening]:
-    """Listen before anything else is loaded, which takes longer.
+    """Listen on `host` and `port` while the block runs; done before models load, to fail early.
 
-    `tls` are certificate and key; `reserve` open files are kept for others. Raises `UsageError`.
+    `tls` holds the files of the certificate and its private key (both None: no TLS). At most
+    `connections` may be open (None: a default); `reserve` open files are kept for other uses.
+    Raises `UsageError` if the port is taken or the TLS files or limits cannot be used.
     """
     certificate, private_key = tls
     if (certificate is None) != (private_key is None):
@@ -58,7 +60,11 @@ def listening_at(
 
 
 def require_guarded(host: str, keys: Path | None, key: str | None = None, *, ways: str) -> None:
-    """Raise `UsageError` where anybody could come, or the file of keys is not there."""
+    """Raise `UsageError` if a server on `host` would be open to others without a key.
+
+    Also if the key file `keys` is missing, the single key `key` is malformed, or both are given.
+    `ways` names the flags that set a key, for the message.
+    """
     if keys is not None and key is not None:
         raise UsageError("--api-key and --keys exclude each other; give one.")
     # Clients send other keys in encodings of their own, and without the blanks around them.
@@ -73,7 +79,7 @@ def require_guarded(host: str, keys: Path | None, key: str | None = None, *, way
 
 
 def require_extra(extra: str, *modules: str) -> None:
-    """Raise `UsageError` if a module of an extra is not installed."""
+    """Raise `UsageError` if one of `modules`, which the package's `extra` installs, is missing."""
     for name in modules:
         if find_spec(name) is None:
             raise UsageError(f"This needs {name}: pip install 'edgewise[{extra}]'.")

@@ -1,4 +1,4 @@
-"""The `edgewise` command. Ctrl-C ends it without a traceback, while it is being imported too."""
+"""The `edgewise` command's entry point. Ctrl-C ends it without a traceback, even at import."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line; never returns."""
+    """Run the command line, then exit with its exit code (130 after Ctrl-C)."""
     _tidy_environment()
     # Whatever the locale says: a prompt is UTF-8.
     sys.argv[1:] = [os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv[1:]]
@@ -21,8 +21,8 @@ def main() -> None:
 
 
 def _tidy_environment() -> None:
-    """Removes variables that libraries misread: empty ones, and a terminal's size that is none (of
-    0 columns rich prints nothing at all)."""
+    """Remove variables that libraries misread: empty ones, and COLUMNS or LINES that are no size
+    (with 0 columns rich prints nothing at all)."""
     for name, value in list(os.environ.items()):
         empty = not value and name.startswith(("HF_", "SSL_CERT_"))
         sized = name in ("COLUMNS", "LINES") and not re.fullmatch("[1-9][0-9]{0,4}", value)

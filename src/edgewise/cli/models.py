@@ -1,4 +1,4 @@
-"""`edgewise models`: which models are on this disk, and downloads."""
+"""`edgewise models`: lists the models on this disk, and downloads others."""
 
 from collections import Counter
 from typing import Annotated
@@ -24,7 +24,7 @@ from edgewise.hub.disk import DiskModel, disk_models, vocabulary_of
 from edgewise.hub.known import KNOWN, like
 
 _MOST_COMPARED = 200
-"""Models whose vocabularies are looked into: of a large one that takes a tenth of a second."""
+"""Most models whose vocabularies are compared: a large one takes a tenth of a second."""
 
 models = typer.Typer(no_args_is_help=True, help="List and download models.")
 

@@ -1,4 +1,4 @@
-"""The commands' options that stand for settings, and which command honours which setting."""
+"""Command-line options that set settings, and which command honours which setting."""
 
 import inspect
 import os
@@ -20,7 +20,7 @@ from edgewise.providers import hosted, provider_at
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
 
 WRITING, OUTPUT = "Writing", "Output"
-"""Headings of the help that options of a command's own stand under."""
+"""Headings in the help under which commands list options that are not settings."""
 
 System = Annotated[
     str | None, typer.Option(metavar="TEXT", help="System message.", rich_help_panel=WRITING)
@@ -41,11 +41,12 @@ SentFile = Annotated[
 
 
 def share_option(about: str) -> Any:
-    """An option of a command's own whose values are shares."""
+    """Return an option whose value is a share (5% or 0.05); `about` is its help text."""
     return typer.Option(parser=settings.fraction, metavar="SHARE", help=about)
 
 
 Command = Callable[..., None]
+"""A command function before Typer has made a command of it."""
 
 EDGE = tuple(name for name in names_in("models") if name != "cloud")
 CONNECTING = names_in("connection")
@@ -57,11 +58,13 @@ DRAWS = names_in("draws")
 MACHINE = names_in("machine")
 COSTS = names_in("costs")
 KEYS = names_in("key")
+"""Names of the settings of one group each (`Settings`); commands combine them in `takes`."""
+
 ANSWERING = tuple(name for name in NAMES if name not in KEYS)
-"""Settings of a command that answers: all but the keys, which have no flags."""
+"""Names of the settings of a command that answers prompts: all but the API keys (no flags)."""
 
 ALL = "--help-all"
-"""Shows the options that are rarely needed, too."""
+"""Flag that shows the help with the rarely needed options too."""
 
 _PANELS = {
     **dict.fromkeys(("models", "connection", "tokenizer", "machine"), "Models"),
@@ -82,12 +85,13 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 def takes(
     *options: str, reads: Sequence[str] = (), unaffected: Sequence[str] = ()
 ) -> Callable[[Command], Command]:
-    """Give a command these settings as options, in place of its parameter `chosen: Settings`.
+    """Return a decorator that gives a command one option for each setting named in `options`.
 
-    The command gets the settings of all sources, merged. `reads` come from the environment and the
-    file only, or from a parameter of the command with that name, whose first value beats the other
-    sources. `unaffected` do not matter to the command. It refuses an environment or a file that
-    sets any other setting.
+    The options replace the command's parameter `chosen: Settings`, in which it gets the settings
+    from flags, environment and settings file, merged. Settings in `reads` have no option here: they
+    come from the environment or the file, or from a parameter of the command with that name, whose
+    first value wins. Settings in `unaffected` do not matter to the command. If the environment or
+    the file sets any other setting, the command fails with `UsageError`.
     """
     honoured = {*options, *reads, *KEYS}
     refused = frozenset(NAMES) - {*options, *reads, *unaffected}
@@ -129,15 +133,15 @@ def takes(
 
 
 def flags_of(names: Sequence[str]) -> Settings:
-    """Of these settings only what stands on the command line."""
+    """Return settings with only those of `names` that were given on the command line."""
     given = get_current_context().params
     return settings.settings_of({name: given[name] for name in names if given[name] is not None})
 
 
 def locate(error: EdgewiseError) -> None:
-    """Add to an error the running command's flag for its setting, else the setting's variable.
+    """Add to an error where its setting is set: the running command's flag, or a variable.
 
-    Nothing is added if the error names the setting itself.
+    Nothing is added if the error's message begins with the setting's name.
     """
     setting = error.setting
     if setting is None or error.message.startswith(settings.spelled(setting)):
@@ -150,11 +154,13 @@ def locate(error: EdgewiseError) -> None:
 
 
 def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
-    """Refuse what a file of settings may not do; `places` says where each setting was given.
+    """Raise `UsageError` if a settings file, which may come from others, sets what it must not.
 
-    A file runs no code. A cloud, or an edge model's server, that it names gets no key but the
-    file's own, and stderr names it. The server gets all that is asked, so it is on this machine,
-    and of nobody's choice but the user's who keeps prompts from clouds. Raises `UsageError`.
+    `places` says where each setting was given. A file must not name a router that would run code,
+    nor set `trust` or `edge_hosts`. A cloud model or an edge model's server that the file names
+    gets only a key from the same file, and a note on stderr tells the user. Such a server sees
+    every prompt, so it must be on this machine, and is refused if the user, by flag or variable,
+    keeps prompts from clouds (redaction, no cloud, allowed hosts).
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}
@@ -200,9 +206,10 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
 
 
 def _with_provider_key(chosen: Settings, places: Mapping[str, str]) -> Settings:
-    """With the key of a provider of hosted models, from its own variable.
+    """Return the settings with a hosted provider's key from the provider's own variable.
 
-    It goes to that provider's host alone, and not because a folder's file says so.
+    Only if the cloud is at that provider, no other key is set, and the cloud was not named by a
+    settings file.
     """
     if chosen.cloud_key is None and chosen.cloud and places.get("cloud") != settings.FILE:
         known = hosted(chosen.cloud)
@@ -217,7 +224,7 @@ def _first(given: object) -> object:
 
 
 def _option(name: str) -> inspect.Parameter:
-    """The option of a field: text, which `settings.load` converts as it does the environment's."""
+    """Return the option of a setting: text, which `settings.load` converts like a variable's."""
     _, meta, *_ = get_args(FIELDS[name].type)
     option = typer.Option(
         None,

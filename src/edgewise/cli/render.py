@@ -1,4 +1,4 @@
-"""Terminal output. Data go to stdout, everything else to stderr."""
+"""Terminal output: answers and data on stdout, everything else on stderr."""
 
 import signal
 import threading
@@ -32,12 +32,13 @@ err = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap
 _WIDEST = 10_000
 
 PATIENCE, LONG_READING = 1.0, 5.0
-"""Seconds of reading a prompt after which that is told, and after which the cloud's is foretold."""
+"""Seconds of prefill after which a line says so, and after which a note warns that the cloud
+model must read the same prompt too."""
 
 _DIM = Style(dim=True)
 
 CLOUD = Style(color="red", bold=True, underline=True)
-"""Bold and underlined, so that it shows without colour too."""
+"""Style of the cloud model's tokens; bold and underlined, so that it shows without colour too."""
 
 
 # They reorder what is shown around them, so that text could pose as other text.
@@ -45,7 +46,7 @@ _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def printable(text: str) -> str:
-    """Removes control characters: a model's output must not drive the terminal."""
+    """Return `text` without control characters: a model's output must not drive the terminal."""
     return "".join(
         c
         for c in text
@@ -54,7 +55,10 @@ def printable(text: str) -> str:
 
 
 def watched(events: Generation, pair: Pair) -> tuple[list[Token], Finished | None]:
-    """Show an answer as it comes: its tokens and its end, None if it was interrupted (Ctrl-C)."""
+    """Show an answer as it is decoded; return its tokens and its last event.
+
+    The last event is None if the user interrupted the answer (Ctrl-C).
+    """
     tokens: list[Token] = []
     end: Finished | None = None
     with _interruptible() as interrupted:
@@ -69,7 +73,7 @@ def watched(events: Generation, pair: Pair) -> tuple[list[Token], Finished | Non
 
 
 def _begun(events: Generation, pair: Pair) -> Iterator[Event]:
-    """The same events. On a terminal a line says what is read before the first token comes."""
+    """Yield the same events; on a terminal, show the progress of prefill before the first token."""
     _, kept, tokens = events.reading
     line = Live(get_renderable=lambda: _reading(events), console=err, transient=True)
     timer = threading.Timer(PATIENCE, line.start)
@@ -95,7 +99,7 @@ def _reading(events: Generation) -> Text:
 
 
 def _warn_of_reading(pair: Pair, tokens: int, first: Token) -> None:
-    """Tell before the text what cannot be told in its middle: the first consult may take long."""
+    """Note before the answer that the cloud model's prefill may interrupt it for some seconds."""
     cloud, took = pair.cloud, first.seconds - first.wait
     read = first.threshold is None or first.ratio is not None
     if cloud is None or not cloud.here or read or took < LONG_READING:
@@ -107,7 +111,10 @@ def _warn_of_reading(pair: Pair, tokens: int, first: Token) -> None:
 
 @contextmanager
 def _interruptible() -> Generator[Callable[[], bool]]:
-    """The first Ctrl-C lets a step end, as no decode can be left half done; the next one raises."""
+    """Yield a function that says whether Ctrl-C was pressed; the second Ctrl-C raises.
+
+    The first one lets a decoding step end, as none can be left half done.
+    """
     pressed = False
 
     def press(number: int, frame: FrameType | None) -> None:
@@ -124,8 +131,10 @@ def _interruptible() -> Generator[Callable[[], bool]]:
 
 
 def painted(events: Iterable[Event]) -> Iterator[Event]:
-    """The same events, shown on their way, cloud tokens in colour; at the end stderr has the first
-    consult that failed."""
+    """Yield the same events, and print their text; tokens of the cloud model are coloured.
+
+    At the end a note says why the first consult (a request to the cloud model) failed, if any did.
+    """
     problem: str | None = None
     for event in events:
         if isinstance(event, Token):
@@ -148,17 +157,17 @@ def _write(text: str, style: Style) -> None:
 
 
 def note(text: str) -> None:
-    """A dim line on stderr."""
+    """Print a dim line on stderr."""
     err.print(Text(printable(text), _DIM))
 
 
 def warn(text: str) -> None:
-    """A yellow line on stderr."""
+    """Print a warning in yellow on stderr."""
     err.print(Text(f"Warning: {printable(text)}", Style(color="yellow")))
 
 
 def warn_of_toy(edge: str, prompt: str) -> None:
-    """Say before the answer that the bundled pair does not know what it was not taught."""
+    """Warn if `edge` is the bundled toy model and `prompt` is unlike those it was trained on."""
     taught = prompt.startswith("Question: ") and prompt.rstrip().endswith("Answer and Reasoning:")
     if edge == Settings().edge and not taught:
         warn(
@@ -168,7 +177,7 @@ def warn_of_toy(edge: str, prompt: str) -> None:
 
 
 def summary(answer: Finished, tokens: Sequence[Token], pair: Pair) -> str:
-    """One line after an answer: who wrote it, time, what was used of the cloud share, and cost."""
+    """Return the line below an answer: tokens of each model, time, cloud share used, and cost."""
     cloud, share = pair.cloud, pair.policy.cloud_share
     usage, seconds = answer.usage, answer.timing.total
     total, by_cloud = usage.edge_tokens + usage.cloud_tokens, usage.cloud_tokens
@@ -201,15 +210,15 @@ _HELD_BACK = {
     "mid_word": "the cloud is asked between words only",
     "reasoning": "the cloud cannot go on inside a block of reasoning",
 }
-"""Why consults that the router wanted were not made; a fault names itself."""
+"""Why a consult that the router wanted was not made, by `Token.reason`."""
 
 
 READS = "to check passages and rewrite their sentences"
-"""What a cloud is asked for that continues no text."""
+"""What a cloud model is asked for whose API can only read passages, not continue a text."""
 
 
 def _verified(usage: Usage, tokens: Sequence[Token], cloud: str, share: float | None) -> str:
-    """What came of the verification: corrections, the least sure token, and what was left out."""
+    """Return what verification did: corrections, the least sure token, what was not verified."""
     corrected = sum(token.reason == "corrected" for token in tokens)
     used = "" if share is None else f" ({_of_share(usage.cloud_share, share)})"
     what = f"{corrected} of {len(tokens)} tokens corrected"
@@ -235,7 +244,7 @@ def _of_share(used: float, share: float) -> str:
 
 
 def _used(used: float, share: float, tokens: Sequence[Token]) -> str:
-    """What was used of the cloud share, wasted tokens included, and why much less."""
+    """Return what was used of the cloud share, with wasted tokens; and if little, why."""
     told = _of_share(used, share)
     if used >= share / 2:
         return told
@@ -251,7 +260,7 @@ def _used(used: float, share: float, tokens: Sequence[Token]) -> str:
 
 
 def statistics(usage: Usage, timing: Timing) -> str:
-    """The line of `--stats`: shares, consults, cloud tokens read and written, speed."""
+    """Return the line of `--stats`: shares, consults, cloud tokens read and written, speed."""
     total = usage.edge_tokens + usage.cloud_tokens
     parts = [
         f"cloud share {usage.cloud_share:.1%} with {usage.wasted_tokens} wasted",
@@ -267,7 +276,7 @@ def statistics(usage: Usage, timing: Timing) -> str:
 
 
 def costed(cost: AnswerCost) -> str:
-    """Amount paid, and saved or lost against the cloud alone."""
+    """Return a text of what answers cost, and what was saved or lost against the cloud alone."""
     kept = "lost" if cost.saved < 0 else "saved"
     part = f" ({abs(cost.saved) / cost.alone:.0%})" if cost.alone else ""
     about = "about " if cost.estimated else ""
@@ -276,17 +285,17 @@ def costed(cost: AnswerCost) -> str:
 
 
 def money(amount: float) -> str:
-    """Formats an amount; small ones with six decimals, as prices of tokens are."""
+    """Format an amount of money: two decimals from 100 on, else up to six."""
     return f"{amount:.2f}" if amount >= 100 else f"{amount:.6f}".rstrip("0").rstrip(".")
 
 
 def metered(count: float | None, form: str = "") -> str:
-    """A count by an engine's meter; one without a meter counts nothing, which is not none."""
+    """Format a count of an engine's meter by `form`; "-" for None, which means no meter, not 0."""
     return "-" if count is None else f"{count:{form}}"
 
 
 def progress(*, hidden: bool = False, every: float = 60.0) -> Progress:
-    """A progress bar on stderr; where that is no terminal, a line each so many seconds."""
+    """Return a progress bar on stderr, or a line each `every` seconds if that is no terminal."""
     if hidden or err.is_terminal:
         columns = (*Progress.get_default_columns(), MofNCompleteColumn())
         return Progress(*columns, console=err, transient=True, disable=hidden)
@@ -294,7 +303,7 @@ def progress(*, hidden: bool = False, every: float = 60.0) -> Progress:
 
 
 class _ProgressLines(Progress):
-    """Lines with the progress and the estimated time left."""
+    """Prints lines with the progress and the estimated time left, instead of a bar."""
 
     def __init__(self, every: float) -> None:
         super().__init__(console=err, disable=True)
@@ -316,7 +325,7 @@ class _ProgressLines(Progress):
 
 
 def show(table: Table) -> None:
-    """Print a table: on a terminal cells are folded to its width, in a pipe nothing is."""
+    """Print a table on stdout: folded to a terminal's width, or unfolded into a pipe or file."""
     out.print()
     if out.is_terminal:
         for column in table.columns:

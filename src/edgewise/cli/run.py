@@ -1,4 +1,4 @@
-"""`edgewise run`: one answer."""
+"""`edgewise run`: answers one prompt."""
 
 import os
 import stat
@@ -23,7 +23,7 @@ from edgewise.prompts import MAX_PROMPT, require_text
 from edgewise.settings import Settings, file_bytes, unmarked
 
 _PATIENCE = 3.0
-"""Seconds after which it is said what is waited for."""
+"""Seconds of waiting for stdin after which a note says so."""
 
 _WAITING = "reading stdin until it ends; with </dev/null the prompt is the argument alone"
 

@@ -1,4 +1,4 @@
-"""`edgewise serve`: OpenAI's API and a page in front of the pair."""
+"""`edgewise serve`: answers OpenAI's API and a chat page by the pair of models."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ ApiKey = Annotated[
 ]
 
 OPEN_FILES = 64
-"""Left for the connections of the cloud."""
+"""Open files that are kept for connections to the cloud model."""
 
 
 @takes(*ANSWERING, reads=["cloud_key", "edge_key"])

@@ -33,19 +33,19 @@ SWEEP_SECONDS = 0.25
 """Seconds between two sweeps for expired sessions and revoked keys."""
 
 DRAIN_SECONDS = 20
-"""Seconds that consults in flight have to end after SIGTERM."""
+"""Seconds after SIGTERM within which consults in flight must end."""
 
 OWNER = "edgewise-gateway"
-"""The models' owner, by which a device recognises a gateway."""
+"""Value of `owned_by` in /v1/models, by which a device recognises a gateway."""
 
 MOST_DETOKENIZED = 1 << 15
-"""Ids of one request."""
+"""Most token ids of one request to /detokenize."""
 
 MAX_BODY = 1 << 19
-"""Most bytes of a request body: ten digits an id, a comma and a blank, and room."""
+"""Most bytes of a request body: ten digits an id, a comma and a blank, and some room."""
 
 DETOKENIZE_SECONDS = 15.0
-"""Timeout of the engines."""
+"""Timeout of a request to /detokenize."""
 
 log = structlog.get_logger("edgewise.gateway")
 
@@ -55,7 +55,10 @@ class _Ids(msgspec.Struct):
 
 
 class Gateway:
-    """State of all connections of a process. A device can rebuild all of it."""
+    """The gateway: its engines, keys, sessions, limits, metrics and open connections.
+
+    Sessions are in memory only: a device can rebuild its own by sending its token ids again.
+    """
 
     def __init__(self, fleet: Fleet, keys: Keys, sessions: Sessions, limits: KeyLimits) -> None:
         self.fleet, self.keys, self.sessions, self.limits = fleet, keys, sessions, limits
@@ -77,10 +80,10 @@ class Gateway:
         origins: Sequence[str] = (),
         page: Page | None = None,
     ) -> Starlette:
-        """The application; its lifespan closes fleet, limits and page, which were opened before.
+        """Return the ASGI application. When it ends, it closes the fleet, the limits and the page.
 
-        `hosts` are what requests may be addressed to. Of pages only the gateway's own and those of
-        `origins` may ask.
+        `hosts` are the allowed values of the header Host. Web pages may send requests only if they
+        come from the gateway itself or from one of `origins`. `page` is served at /page/.
         """
         self._page = page
         routes = [
@@ -106,7 +109,7 @@ class Gateway:
         return Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
 
     async def drain(self) -> None:
-        """Take no new sessions, let consults in flight end, send the devices elsewhere."""
+        """Refuse new sessions, let consults in flight end (`DRAIN_SECONDS`), then disconnect."""
         self.draining = True
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
@@ -128,7 +131,7 @@ class Gateway:
             self._page.close()
 
     async def _sweep(self) -> None:
-        """Hang up on keys that were revoked or have expired; forget sessions that are idle."""
+        """Disconnect devices whose key is no longer valid; drop sessions that are idle."""
         swept = self.keys.refresh()
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
@@ -156,7 +159,7 @@ class Gateway:
             self.connections.discard(connection)
 
     def _refused(self, request: Request | WebSocket, status: Literal[401, 503]) -> JSONResponse:
-        """The log has the reason. The reply is the same whatever is wrong with a key."""
+        """Return the refusal. Only the log says what is wrong with a key, never the reply."""
         shown = "wrong key" if _secret(request) else "missing key"
         peer = request.client.host if request.client else "?"
         log.info("refused", why=shown if status == 401 else "draining", peer=peer)
@@ -177,7 +180,7 @@ class Gateway:
         return Response(generate_latest(self.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     async def _models(self, request: Request) -> Response:
-        """The model that the engines serve."""
+        """Answer /v1/models with the model that the engines serve."""
         if self.keys.find(_secret(request)) is None:
             return self._refused(request, 401)
         fleet = self.fleet
@@ -186,7 +189,7 @@ class Gateway:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _detokenize(self, request: Request) -> Response:
-        """The engines' text for ids, which devices compare. Ids count as those in frames."""
+        """Answer /detokenize, by which devices compare vocabularies; the key pays for the ids."""
         key, size = self.keys.find(_secret(request)), self.fleet.size
         if key is None:
             return self._refused(request, 401)
@@ -212,7 +215,7 @@ class Gateway:
 
 
 async def _ids_in(request: Request) -> list[int] | None:
-    """Token ids of a body; None where it holds none, or too many, or its sender has left."""
+    """Return the ids in a request's body; None for none, too many, or a sender that has left."""
     body = b""
     try:
         async for piece in request.stream():
@@ -229,7 +232,7 @@ def _failed(status: int, message: str, headers: dict[str, str] | None = None) ->
 
 
 def _secret(request: Request | WebSocket) -> str:
-    """The key that is shown, as a bearer token or, by a page, as a subprotocol; "" for none."""
+    """Return a request's key, a bearer token or (from a web page) a subprotocol; "" for none."""
     shown = request.headers.get("authorization", "")
     scheme, _, secret = shown.partition(" ")
     if scheme.lower() == "bearer":

@@ -1,4 +1,4 @@
-"""The page of a gateway (`--page`): its files, the edge model that it decodes with, a router."""
+"""The gateway's web page (`--page`), which decodes in the browser: its files, model and router."""
 
 import asyncio
 import hashlib
@@ -27,6 +27,7 @@ from edgewise.gateway.fleet import Fleet
 from edgewise.wire.protocol import VERSION
 
 AT = "/page/"
+"""Path below which the gateway serves the page."""
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -42,12 +43,12 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""Headers of every file below `AT`. Only the gateway's own files run as code, and workers that they
-make of themselves (`blob:`); nothing is inline."""
+"""Response headers of every file below `AT`. The browser runs only the gateway's own files, and
+workers that these create (`blob:`); inline scripts and styles are forbidden."""
 
 FOLDER = Path(str(files("edgewise.gateway") / "page"))
 ENGINE = "engine/wllama.js"
-"""The engine that decodes in the browser, in the page's folder: `make web` puts it there."""
+"""File in `FOLDER` of the engine that decodes in the browser; `make web` puts it there."""
 
 _TYPES = {
     ".js": "text/javascript",
@@ -60,9 +61,10 @@ _TYPES = {
 """Media types that a system's own table may lack, or have wrong."""
 
 SMALL = 1 << 23
-"""Bytes of a file that is kept in memory."""
+"""Bytes of the largest file that is kept in memory."""
 
 PIECE = 1 << 16
+"""Bytes that are read from a file at a time."""
 
 _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
 
@@ -70,7 +72,11 @@ _ROUTER = ("config.json", "model.safetensors")
 
 
 class PageModel(NamedTuple):
-    """The GGUF file that a page decodes with, its tokenizer's fingerprint, its router's folder."""
+    """The edge model of the page: its GGUF `file` and the `name` to show.
+
+    `tokenizer` is its vocabulary's fingerprint, `router` the folder of its router (None: a router
+    that needs no training), `cloud_share` the share of tokens that the cloud model may write.
+    """
 
     name: str
     file: Path
@@ -80,7 +86,7 @@ class PageModel(NamedTuple):
 
 
 class PageFile:
-    """A file of the page: in memory, or read by one descriptor for all who download it."""
+    """A file of the page, kept in memory if small: `size` in bytes, `digest` its SHA-256 (hex)."""
 
     def __init__(self, path: Path) -> None:
         status = path.stat()
@@ -92,7 +98,11 @@ class PageFile:
         self._headers = {**HEADERS, "Accept-Ranges": "bytes", "ETag": f'"{self.digest}"'}
 
     def response(self, asked: Headers, *, head: bool = False) -> Response:
-        """All of it, or the part that a `Range` names; nothing where the client has it."""
+        """Return the response to a request with the headers `asked`.
+
+        It has the whole file, the part that `Range` names (206, or 416 for a part beyond the end),
+        or no body if the client's copy is current (304). `head`: headers only.
+        """
         tag, headers = self._headers["ETag"], dict(self._headers)
         if tag in asked.get("if-none-match", ""):
             return Response(None, 304, headers)
@@ -112,7 +122,7 @@ class PageFile:
         return StreamingResponse(self._pieces(begin, end), status, headers, self._kind)
 
     def close(self) -> None:
-        """Close its descriptor."""
+        """Close the file."""
         self._file.close()
 
     async def _pieces(self, at: int, end: int) -> AsyncGenerator[bytes]:
@@ -130,12 +140,15 @@ class PageFile:
 
 
 class Page:
-    """Serves the page's files, the model and the router; `config.json` says what there is."""
+    """Serves the page's files, its edge model and router, and `config.json`, which names these."""
 
     def __init__(
         self, model: PageModel, fleet: Fleet, *, keys: bool, folder: Path = FOLDER
     ) -> None:
-        """`keys` says whether a page needs one. Raises `UsageError` without an engine."""
+        """`keys` says whether the page's user must enter a key of the gateway.
+
+        `folder` holds the page's files. Raises `UsageError` if `ENGINE` is missing there.
+        """
         if not (folder / ENGINE).is_file():
             raise UsageError(
                 "The page's engine is not built", hint="build it with make web (needs npm)"
@@ -150,7 +163,7 @@ class Page:
         self._files = {name: PageFile(path) for name, path in paths.items() if path.is_file()}
 
     def require_same_vocabulary(self) -> None:
-        """Raises `UsageError` for another vocabulary than that of the running fleet."""
+        """Raise `UsageError` if the page's model and the engines have different vocabularies."""
         if self._model.tokenizer != self._fleet.tokenizer:
             raise UsageError(
                 f"The page's model {self._model.name!r} has another vocabulary than the engine's",
@@ -159,11 +172,12 @@ class Page:
             )
 
     def close(self) -> None:
-        """Close its files."""
+        """Close the page's files."""
         for file in self._files.values():
             file.close()
 
     def routes(self) -> list[BaseRoute]:
+        """Return the routes of `/` (redirects to the page) and of everything below `AT`."""
         return [
             Route("/", self._root),
             Route(f"{AT}config.json", self._configured),
@@ -195,5 +209,5 @@ class Page:
         return JSONResponse({**content, "cloud_share": model.cloud_share}, headers=HEADERS)
 
     def _shown(self) -> dict[str, str]:
-        """The engine's kind and its model, of a path the last part."""
+        """Return the engine's type and the name of its model, without the folders of a path."""
         return {"model": re.split(r"[/\\]", self._fleet.model)[-1], "engine": self._fleet.engine}

@@ -1,4 +1,4 @@
-"""The connection of one device: frames in order, each answered or refused."""
+"""The gateway's end of one device's WebSocket: reads frames in order and answers each."""
 
 import asyncio
 import contextlib
@@ -37,34 +37,34 @@ from edgewise.wire.protocol import (
 WAITING_ASKS = 8
 
 OPEN_SECONDS = 10.0
-"""Timeout of a device's `Open`, and of its reading what it is sent."""
+"""Seconds that a device has to send its `Open` frame, and to read each frame that it is sent."""
 
 FRAMES_PER_SECOND = 2000
-"""More than any device writes; a connection that keeps above it is closed."""
+"""Frames that a connection may send a second: more than any device does. Above, it is closed."""
 
 LARGE = 1 << 14
-"""Bytes. Smaller frames take less than a tenth of a millisecond; larger ones a thread."""
+"""Bytes above which a frame is decoded in a thread; smaller frames take less than 0.1 ms."""
 
 PAUSE_SECONDS = 10.0
-"""Delay of a large frame if its key owes ids. Pings are answered meanwhile."""
+"""Most seconds that a large frame waits if its key is over its limit of ids a second."""
 
 END_SECONDS = 0.4
-"""Timeout of the last frame to a device whose key was revoked."""
+"""Timeout of sending the last frame to a device whose key was revoked."""
 
 PROTOCOL_ERROR, POLICY, GOING_AWAY, TRY_LATER = 1002, 1008, 1001, 1013
-"""Close codes of RFC 6455."""
+"""WebSocket close codes (RFC 6455)."""
 
 log = structlog.get_logger("edgewise.gateway")
 
 
 def _decoded(data: bytes) -> tuple[FromDevice, Ledger]:
-    """A frame, and its ids, hashed. Raises `CloudProtocolError`."""
+    """Decode a frame; return it with a `Ledger` of its ids. Raises `CloudProtocolError`."""
     frame = from_device(data)
     return frame, Ledger(frame.ids if isinstance(frame, Ask | Prefetch) else ())
 
 
 class Connection:
-    """The connection of one device, and its session."""
+    """The WebSocket of one device with its session, its consults and its prefetch."""
 
     def __init__(
         self, consults: KeyedConsults, sessions: Sessions, keys: Keys, socket: WebSocket, key: Key
@@ -80,7 +80,7 @@ class Connection:
         self._in_force: asyncio.Timeout | None = None
 
     async def serve(self) -> None:
-        """Serves until the device leaves, or breaks the protocol."""
+        """Serve until the device leaves or breaks the protocol, or its key is no longer valid."""
         offered = SUBPROTOCOL in self._socket.scope.get("subprotocols", ())
         await self._socket.accept(SUBPROTOCOL if offered else None)
         try:
@@ -99,14 +99,14 @@ class Connection:
                 self._sessions.leave(self._session)
 
     def check_key(self) -> None:
-        """If the key was revoked or has expired, cancel what is in flight and hang up."""
+        """If the key was revoked or has expired, cancel the consults in flight and disconnect."""
         if self._in_force is not None and self._keys.current(self._key) is None:
             self._stop()
             self._in_force.reschedule(0.0)
             self._in_force = None
 
     async def drain(self) -> None:
-        """Let consults in flight end, then hang up."""
+        """Wait until the consults in flight have ended, then close the WebSocket."""
         await asyncio.gather(*self._asks.values(), return_exceptions=True)
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):
             await self._socket.close(GOING_AWAY)
@@ -122,7 +122,7 @@ class Connection:
                 self._in_force = None
 
     async def _open(self) -> None:
-        """Both sides must have the same protocol and vocabulary."""
+        """Read the first frame and open the session; refuse another protocol or vocabulary."""
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 data = await self._receive()
@@ -187,7 +187,7 @@ class Connection:
         return frame, ids
 
     def _take_fresh(self) -> int:
-        """Ids that came and are charged now."""
+        """Return the number of ids received since the last call; the caller charges them."""
         fresh, self._fresh = self._fresh, 0
         return fresh
 
@@ -219,7 +219,7 @@ class Connection:
             raise CloudProtocolError("A session is opened once.")
 
     def _put(self, frame: Ask | Prefetch, ids: Ledger, session: Session) -> SessionPrefix | None:
-        """Stores a frame's ids in the session; returns its prefix. A later frame may replace it."""
+        """Store a frame's ids in the session; return a copy of the prefix, None if not held."""
         if frame.position + len(ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
         key = self._key_now()

@@ -1,4 +1,4 @@
-"""Consults and prefetches of devices: from the ids of a frame to the reply."""
+"""Consults (requests to the cloud model) and prefetches of devices: from a frame to its reply."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,10 @@ log = structlog.get_logger("edgewise.gateway")
 
 
 class SessionPrefix(NamedTuple):
-    """The ids of a session that a frame means. `take_fresh` counts ids that are not charged yet."""
+    """The token ids that a frame is about, with their session and the device's key.
+
+    `take_fresh` returns how many ids were received since its last call, for the caller to charge.
+    """
 
     ids: Ledger
     session: Session
@@ -36,24 +39,29 @@ class SessionPrefix(NamedTuple):
     take_fresh: Callable[[], int]
 
     def client(self, request_id: str = "") -> Client:
-        """Whose consult it is. A key is a tenant: no other one may learn what it asked."""
+        """Return the consult's `Client` for the engine: session, salt, tenant (key), request id."""
         tenant = "" if self.key is ANYBODY else self.key.name
         session = self.session
         return Client(session.name, session.salt, tenant=tenant, request_id=request_id)
 
 
 class KeyedConsults:
-    """The consults of all connections, within the limits of their keys. Sends no frames itself.
+    """Runs the consults and prefetches of all connections within the limits of their keys.
 
-    Cached and computed prompt tokens, and the engine's time, are reported only if every engine
-    separates caches by a salt, or if there are no keys: then all devices are one tenant.
+    A `Connection` sends the replies. Cached and computed prompt tokens and the engine's time are
+    reported only if every engine separates caches by a salt, or if there are no keys (then all
+    devices are one tenant): they would reveal what other keys asked.
     """
 
     def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:
         self.fleet, self.limits, self.metrics = fleet, limits, metrics
 
     async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
-        """The reply to `frame`. Whatever goes wrong is a reply as well."""
+        """Run the consult that `frame` asks for; return the frame to send back.
+
+        Any error, a missed deadline or a limit of the key becomes a `Failed` frame. Only the
+        cancellation of the calling task raises.
+        """
         key, name, wait = prefix.key, request_id(prefix.session.name, frame.ask), None
         noted = log.bind(request_id=name)
         try:
@@ -125,7 +133,7 @@ class KeyedConsults:
         )
 
     async def prefetch(self, prefix: SessionPrefix) -> None:
-        """Let the engine compute prefetched ids, if the key may consult. Nobody waits for it."""
+        """Let the engine prefill its cache with `prefix`, if the key may consult; log errors."""
         ended = "superseded"
         try:
             if not await self.limits.may_prefetch(prefix.key, prefix.take_fresh()):
@@ -147,6 +155,9 @@ class KeyedConsults:
 def failed(
     frame: Ask, reason: str, message: str, wait: float | None = None, request_id: str | None = None
 ) -> Failed:
-    """The frame of a failed consult; retry after `wait` seconds. A frame holds 49 days at most."""
+    """Return the frame that reports a failed consult.
+
+    `reason` is a `Fault`; after `wait` seconds (at most 49 days fit) the device may try again.
+    """
     later = None if wait is None else min(int(1000 * wait) + 1, (1 << 32) - 1)
     return Failed(frame.ask, reason, message, later, request_id)

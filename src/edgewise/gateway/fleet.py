@@ -1,4 +1,4 @@
-"""The engines behind a gateway: which replica serves a session, how many consults each takes."""
+"""The engines behind a gateway: which one gets a session's consults (requests), and how many."""
 
 import asyncio
 import hashlib
@@ -34,16 +34,16 @@ HEALTH_SECONDS = 2.0
 """Seconds between two health checks of an engine."""
 
 PREFILL_SECONDS = 60.0
-"""Timeout of a prefetch: an engine that lost it would keep a consult's place for ever."""
+"""Timeout of a prefetch: a request that the engine lost must not hold its place for ever."""
 
 KEPT_TEXTS = 32
-"""Texts that are remembered: a large vocabulary has twenty."""
+"""Detokenized texts that a fleet remembers; to compare a large vocabulary takes twenty."""
 
 MOST_WATCHED = 4096
-"""Ids of a text that is compared again at each vocabulary check."""
+"""Token ids of the longest text that is compared again at each vocabulary check."""
 
 BUSY_SECONDS = 0.2
-"""Retry delay of a consult that found no place."""
+"""Seconds after which a consult that was refused because too many wait may be tried again."""
 
 CHECK_SECONDS = 10.0
 """Timeout of a health check."""
@@ -65,10 +65,12 @@ async def engines_at(
     model: str | None = None,
     options: EdgeOptions | None = None,
 ) -> list[Engine]:
-    """The engines at URLs, or one model here; `kind` is a name of `ENGINES` or auto.
+    """Return the engines at `addresses`: URLs, or one model that runs in the gateway's process.
 
-    Where they serve several models, `model` names one. `options` are for the model here. Raises a
-    `CloudError`, or `UsageError`.
+    `key` is sent to the URLs. `kind` is the engines' type, such as vllm, or auto to detect it.
+    `model` names one model where an engine serves several. `options` (context, threads, slots)
+    are for the model in this process. Raises `UsageError` for addresses that cannot be combined
+    or a model that cannot be loaded, a `CloudError` if no engine can be recognised at a URL.
     """
     if here := [one for one in addresses if not is_url(one)]:
         if len(addresses) > 1 or kind != AUTO or model is not None:
@@ -93,7 +95,7 @@ async def engines_at(
 
 
 async def _kinds(addresses: Sequence[str], key: str | None, model: str | None) -> list[str]:
-    """What is at each; one that is down is what another one is."""
+    """Return the engine type at each URL; an engine that is down is taken for another's type."""
     asked = (engine_at(address, key=key, model=model) for address in addresses)
     found = await asyncio.gather(*asked, return_exceptions=True)
     known = [one for one in found if isinstance(one, str)]
@@ -107,7 +109,10 @@ async def _kinds(addresses: Sequence[str], key: str | None, model: str | None) -
 
 
 class Replica:
-    """An engine: whether it is ready and its vocabulary checked, and how many consults it has."""
+    """One engine of a fleet, with its health, its vocabulary check and its queue of consults.
+
+    `up` says whether the last health check passed, `consults` how many run or wait.
+    """
 
     def __init__(
         self,
@@ -115,7 +120,11 @@ class Replica:
         concurrency: int,
         accept: Callable[[Engine], Coroutine[Any, Any, None]],
     ) -> None:
-        """`accept` raises `UsageError` for a probed engine of another model."""
+        """`concurrency` consults may run at the engine at a time.
+
+        `accept` is called with the engine after each probe; it raises `UsageError` for an engine
+        whose vocabulary differs from the fleet's.
+        """
         self.engine = engine
         self.check = VocabularyCheck(engine, lambda: accept(engine))
         self.up = False
@@ -125,8 +134,10 @@ class Replica:
         self._concurrency = concurrency
 
     async def check_health(self) -> BaseException | None:
-        """Check that it is ready and still the engine that was accepted; log a change. Returns the
-        problem, whatever an engine raises, even a cancellation."""
+        """Check that the engine is ready and has the accepted vocabulary; log a change.
+
+        Returns what the engine raised, even a cancellation; None if all is well.
+        """
         problem: BaseException | None = None
         try:
             async with asyncio.timeout(CHECK_SECONDS):
@@ -151,18 +162,22 @@ class Replica:
         return problem
 
     async def watch(self) -> None:
-        """Check it as long as the gateway runs. No replica waits for another."""
+        """Check the engine's health every `HEALTH_SECONDS`, until the task is cancelled."""
         while True:
             await asyncio.sleep(HEALTH_SECONDS)
             await self.check_health()
 
     async def close(self) -> None:
+        """Stop the check and close the engine's connections."""
         await self.check.close()
         await self.engine.close()
 
     @asynccontextmanager
     async def turn(self, queue: int) -> AsyncGenerator[None]:
-        """A place among the consults at the engine. Raises `OverLimit` if `queue` wait."""
+        """Wait for one of the engine's `concurrency` places; hold it while the block runs.
+
+        Raises `OverLimit` if `queue` consults wait already.
+        """
         if self.consults - self._concurrency >= queue:
             message = "Too many consults; try again later."
             raise OverLimit("unavailable", message, BUSY_SECONDS)
@@ -175,14 +190,18 @@ class Replica:
 
 
 class Fleet:
-    """Replicas of one model. A session stays with its replica as long as that is ready.
+    """The replicas of one cloud model. A session stays with one replica while that is ready.
 
     Rendezvous hashing (Thaler and Ravishankar 1998): the replica whose hash with the session's
     name is greatest; when one fails, only its own sessions move.
+
+    Known after `start`: `tokenizer`, the vocabulary's fingerprint; `engine`, the engine's type;
+    `model`, its name; `size`, the number of ids (None if unknown); `end`, the text of the
+    end-of-sequence token ("" if unknown).
     """
 
     def __init__(self, engines: Sequence[Engine], *, concurrency: int, queue: int) -> None:
-        """`concurrency` consults at an engine at a time, `queue` more may wait for it."""
+        """At each engine `concurrency` consults run at a time, and `queue` more may wait."""
         self.replicas = [Replica(engine, concurrency, self._accept) for engine in engines]
         self.tokenizer = self.engine = self.model = self.end = ""
         self.size: int | None = None
@@ -191,8 +210,11 @@ class Fleet:
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Raises `UsageError` where two engines have other vocabularies, `CloudUnavailable` where
-        none is up."""
+        """Check all engines once, then keep checking them in the background.
+
+        Raises `UsageError` if two engines have different vocabularies or one does not report its
+        own, `CloudUnavailable` if no engine is ready. Then the fleet is closed.
+        """
         try:
             problems = await asyncio.gather(*(replica.check_health() for replica in self.replicas))
             for problem in problems:
@@ -206,39 +228,40 @@ class Fleet:
         self._watches = [asyncio.create_task(replica.watch()) for replica in self.replicas]
 
     def warn_of_shared_caches(self) -> None:
-        """Log what the operator should change if keys share the engines' caches."""
+        """Log a warning for each engine that cannot keep the prefix caches of keys apart."""
         for replica in self._healthy:
             if not replica.engine.salted:
                 log.warning("caches are shared", engine=replica.engine.url, why=SHARED)
 
     async def close(self) -> None:
-        """Stop the watches, close the connections."""
+        """Stop the health checks and close the connections to all engines."""
         for watch in self._watches:
             watch.cancel()
         await asyncio.gather(*(replica.close() for replica in self.replicas))
 
     @property
     def up(self) -> int:
-        """Engines that are ready and checked."""
+        """Number of engines that are ready and whose vocabulary was accepted."""
         return sum(replica.up and replica.check.passed for replica in self.replicas)
 
     @property
     def salted(self) -> bool:
-        """Whether every engine keeps the caches of several tenants apart by a salt."""
+        """Whether every engine takes a salt, which keeps the prefix caches of keys apart."""
         return all(replica.engine.salted for replica in self.replicas)
 
     @property
     def verifies(self) -> bool:
-        """Whether every engine can verify tokens."""
+        """Whether every engine can verify draft tokens."""
         return all(replica.engine.verifies for replica in self.replicas)
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:
-        """A consult at the session's replica, or at the next one if that has failed.
+        """Send a consult to the session's replica, or to the next one if the first has failed.
 
-        The last `verify` ids are verified, where it is not 0. Raises a `CloudError`, also for an
-        invalid completion, or `OverLimit`.
+        Returns up to `n` tokens after `ids`; with `verify` above 0 none, but what the model says of
+        each of the last `verify` ids. Raises a `CloudError`, also for an invalid completion, or
+        `OverLimit` if too many consults wait.
         """
         if not ids:
             raise CloudRejected("A consult needs at least one token id.")
@@ -261,10 +284,11 @@ class Fleet:
         raise problem or _none_ready()
 
     async def detokenize(self, ids: Sequence[int]) -> str | None:
-        """The text of `ids`, the same on all engines; None if one does not detokenize.
+        """Return the text of `ids`; None if an engine does not detokenize.
 
-        It is remembered: an engine that comes later must make the same of it. Raises a
-        `CloudError`, `OtherVocabulary` where two differ.
+        All engines must agree on the text. The fleet remembers it, and requires the same of an
+        engine that comes up later. Raises `OtherVocabulary` if two engines differ, another
+        `CloudError` if one fails.
         """
         if (known := self._texts.get(tuple(ids))) is not None:
             return known
@@ -284,8 +308,10 @@ class Fleet:
         return text
 
     async def prefill(self, ids: Sequence[int], client: Client) -> None:
-        """Let the session's replica compute `ids`. Raises a `CloudError`, or `OverLimit` where
-        consults wait for it."""
+        """Let the session's replica prefill its cache with `ids`; do nothing if none is ready.
+
+        Raises a `CloudError` if that fails, `OverLimit` if all places at the engine are taken.
+        """
         for replica in self._ranked(client.session)[:1]:
             try:
                 async with replica.turn(0), asyncio.timeout(PREFILL_SECONDS):
@@ -304,7 +330,7 @@ class Fleet:
         return [replica for replica in self.replicas if replica.up]
 
     async def _accept(self, engine: Engine) -> None:
-        """Raises `UsageError` for an engine of another vocabulary, or of an unknown one."""
+        """Raise `UsageError` for an engine of another vocabulary, or of an unknown one."""
         if engine.vocabulary is None:
             raise UsageError(
                 f"The engine at {engine.url!r} does not report its tokenizer, so its vocabulary "
@@ -325,11 +351,11 @@ class Fleet:
 
 
 def _same(engine: Engine, ids: Sequence[int], own: str | None, text: str) -> bool:
-    """Whether an engine's own text is `text`, as far as engines of several kinds agree.
+    """Whether an engine's own text of `ids` equals `text` but for differences between engine types.
 
-    A few ids are compared again at each vocabulary check.
+    If `ids` are few, the engine's `watched` is set: its text is compared again at each check.
     """
-    # Either may tidy up.
+    # Either engine may tidy up its text.
     if own is None or all(difference(*two, control=False) for two in ((own, text), (text, own))):
         return False
     if engine.watched is None and len(ids) <= MOST_WATCHED:

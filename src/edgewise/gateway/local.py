@@ -1,4 +1,4 @@
-"""A GGUF in the gateway's own process as an engine: a cloud by one command."""
+"""An engine that runs a GGUF model in the gateway's own process, without another server."""
 
 import asyncio
 from collections import OrderedDict
@@ -15,15 +15,17 @@ from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
 
 SLOTS = 4
-"""Sessions whose prefixes stay in the KV cache, and which share passes."""
+"""Default number of sessions whose KV cache is kept; they share llama.cpp's forward passes."""
 
 DEADLINE = 600.0
+"""Seconds that a request to the model may take."""
 
 
 class LocalEngine(Engine):
-    """Implements `Engine` in this process; a session's prefix stays in the slot it was last in.
+    """A GGUF model in this process. Implements `Engine`.
 
-    A slot that is given to another tenant's session forgets what it holds.
+    Each of the `slots` keeps the KV cache of one session. A new session takes the least recently
+    used slot, which is cleared if it belonged to another tenant (another key of the gateway).
     """
 
     dialect = "llama.cpp"
@@ -32,7 +34,11 @@ class LocalEngine(Engine):
     def __init__(
         self, address: str = "bundled", options: EdgeOptions | None = None, *, slots: int = SLOTS
     ) -> None:
-        """Load the model at `address`, as an edge model is. Raises `UsageError`."""
+        """Load the model at `address` (a file, owner/repo or bundled) and run it once.
+
+        `options` are llama.cpp's, such as context and threads. Raises `UsageError` if the model
+        cannot be found or loaded.
+        """
         super().__init__(address)
         self._cloud = LocalCloud(LlamaModel(resolve(address, "cloud"), options, slots=slots))
         # By tenant and session, the least recently used first.
@@ -69,7 +75,7 @@ class LocalEngine(Engine):
         return Described(self._cloud.name, self._cloud.model.tokenizer.size)
 
     async def ready(self) -> None:
-        """Always ready."""
+        """Return at once: a loaded model is always ready."""
 
     async def close(self) -> None:
         for session in self._sessions.values():
@@ -77,7 +83,7 @@ class LocalEngine(Engine):
         await asyncio.to_thread(self._cloud.close)
 
     async def _asked(self, request: ConsultRequest, client: Client) -> Completion:
-        """In the client's own slot, else in the one that was used longest ago."""
+        """Run a request in the client's own slot, else in the least recently used one."""
         owner = client.tenant, client.session
         if owner not in self._sessions:
             (tenant, _), session = self._sessions.popitem(last=False)

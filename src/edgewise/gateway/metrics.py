@@ -6,7 +6,7 @@ _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 
 
 class GatewayMetrics:
-    """Metrics in a registry of their own, so that several gateways fit in one process."""
+    """The Prometheus metrics of one gateway, in a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""Sessions of a gateway: ids that the device can rebuild, in bounded memory, gone when idle."""
+"""Sessions of a gateway: each device's token ids, which it can send again, in bounded memory."""
 
 import asyncio
 import secrets
@@ -10,7 +10,12 @@ from edgewise.wire.protocol import Ledger
 
 
 class Session:
-    """The ids of one device's conversation; consults go one after the other."""
+    """The token ids of one device's conversation, in `ledger`.
+
+    `name` is secret: who knows it can resume the session. `key` is the name of the device's key,
+    `salt` keeps its prefix cache apart at the engine. Consults hold `turn`, so they run one after
+    the other. `left` is when the device disconnected (monotonic clock).
+    """
 
     def __init__(self, key: str) -> None:
         self.name = secrets.token_urlsafe(16)
@@ -22,11 +27,12 @@ class Session:
 
 
 class Sessions:
-    """Holds at most `most` sessions with at most `most_ids` ids together.
+    """All sessions of a gateway: at most `most`, with at most `most_ids` token ids together.
 
-    A session whose device has disconnected is kept for `idle` seconds. To make room, such sessions
-    are dropped first: those of the key that needs it, then anybody's, the oldest first. Then
-    connected sessions lose their ids, the least recently used first; their devices send them again.
+    A session whose device has disconnected is kept for `idle` seconds. To make room, disconnected
+    sessions are dropped first: those of the key that needs room, then those of other keys, the
+    oldest first. Then connected sessions lose their ids, the least recently used first; their
+    devices send the ids again. `ids` is the number of ids held now.
     """
 
     def __init__(self, *, most: int, most_ids: int, idle: float) -> None:
@@ -42,14 +48,18 @@ class Sessions:
         return len(self._left) + len(self._attached)
 
     def all(self) -> list[Session]:
+        """Return all sessions, those of disconnected devices first."""
         return [*self._left.values(), *self._attached.values()]
 
     def attached(self, key: str) -> int:
-        """Sessions of a key whose device is here."""
+        """Return how many sessions of the key named `key` have a connected device."""
         return sum(session.key == key for session in self._attached.values())
 
     def open(self, name: str, key: str) -> Session | None:
-        """The session `name` of this very key, or a new one; None where there is no room."""
+        """Resume the disconnected session `name` if it belongs to the same key, else begin one.
+
+        Returns None if there is no room for a new session.
+        """
         session = self._left.get(name)
         if session is not None and session.key == key and not self._is_idle(session):
             del self._left[name]
@@ -65,7 +75,11 @@ class Sessions:
     def put(
         self, session: Session, position: int, ids: Sequence[int] | Ledger, check: int
     ) -> Ledger | None:
-        """Take the ids of a frame; all that it means, None where that is not held."""
+        """Store a frame's `ids` in the session, from `position` on; return a copy of all its ids.
+
+        None if ids before `position` are missing, or if `check` is not the checksum of the whole
+        prefix; then the session's ids are dropped, and the device must send them from 0.
+        """
         ledger, before = session.ledger, len(session.ledger)
         held = ledger.put(position, ids) and ledger.checksum == check
         self.ids += len(ledger) - before
@@ -81,19 +95,19 @@ class Sessions:
         return copied
 
     def leave(self, session: Session) -> None:
-        """The device is gone, perhaps to come back."""
+        """Keep the session for `idle` seconds: its device has disconnected, and may come back."""
         if self._attached.pop(session.name, None) is not None:
             self._holding.pop(session.name, None)
             session.left = time.monotonic()
             self._left[session.name] = session
 
     def forget(self, session: Session) -> None:
-        """The device will not come back."""
+        """Drop the session at once: its device will not come back."""
         self.leave(session)
         self._drop(session)
 
     def expire(self) -> None:
-        """Drop what has been left for long."""
+        """Drop the sessions whose devices disconnected more than `idle` seconds ago."""
         while (first := next(iter(self._left.values()), None)) and self._is_idle(first):
             self._drop(first)
 
@@ -115,6 +129,6 @@ class Sessions:
         self._holding.pop(session.name, None)
 
     def _drop(self, session: Session) -> None:
-        """A session whose device is not here."""
+        """Drop a session whose device is disconnected."""
         if self._left.pop(session.name, None) is not None:
             self._empty(session)

@@ -1,9 +1,9 @@
-"""Keys of a gateway or a server: a JSON file with the hash, the name and the limits of each.
+"""API keys of a gateway or a server, in a JSON file with the hash, name and limits of each.
 
-A key is 32 random bytes, so a plain SHA-256 keeps it as safe as the key itself. A running server
-reads the file again and again: a revoked key stops working within a second. If the file becomes
-unreadable, the keys read last stay in force until they expire: a mistake with a file must not lock
-everybody out.
+A key is 32 random bytes, so a plain SHA-256 of it cannot be reversed. A running server reads the
+file again and again: a revoked key stops working within a second. If the file becomes unreadable,
+the keys read last stay in force until they expire: a mistake with a file must not lock everybody
+out.
 """
 
 import hashlib
@@ -22,12 +22,15 @@ from edgewise.errors import UsageError
 from edgewise.settings import file_bytes
 
 PREFIX = "ew-"
+"""Beginning of every key."""
 
 CHECK_SECONDS = 0.4
-"""The file is read again so long after the last time."""
+"""Seconds after which the key file is read again."""
 
 MAX_FILE = 16 << 20
 MAX_NAME = 64
+"""Most bytes of a key file, and most characters of a key's name."""
+
 MOST = 10**15
 """Largest value of any limit; more would be a mistake."""
 
@@ -35,11 +38,13 @@ _Limit = msgspec.Meta(ge=0, le=MOST)
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A key and its limits (0: no limit).
+    """An API key: its `name`, the SHA-256 of its secret in hex, and its limits (0: no limit).
 
-    `consults_per_second` consults, `ids_per_second` token ids received or computed for it, and
-    `sessions` open at once, at each gateway; `tokens_per_day` cloud tokens written, days of UTC.
-    At a server consults are requests, and sessions are answers that wait or are being written.
+    Each gateway allows the key `consults_per_second` consults (requests to the cloud model),
+    `ids_per_second` token ids received from its clients or computed for them, and `sessions` open
+    at once. At a server consults are requests, and sessions are answers that wait or are being
+    written. `tokens_per_day` bounds the tokens that the cloud model writes in a day of UTC.
+    `created` is a day (2026-01-31); the key is invalid from `expires` on.
     """
 
     name: str
@@ -59,11 +64,12 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             )
 
     def expired(self, now: datetime) -> bool:
+        """Whether the key is no longer valid at `now` (with a time zone)."""
         return self.expires is not None and now >= self.expires
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of a file of keys."""
+    """The content of a key file."""
 
     format: Literal[1]
     keys: tuple[Key, ...]
@@ -76,16 +82,22 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 ANYBODY = Key(
     name="anybody", sha256="", created="", consults_per_second=0.0, ids_per_second=0.0, sessions=0
 )
-"""The key of everybody, where there is no file of keys."""
+"""Stands for every client where there is no key file; it has no limits."""
 
 
 class Keys:
-    """The keys of a file, looked up by their secrets. Logs the names of those that change."""
+    """The keys of a key file that are in force: neither removed from the file nor expired.
+
+    The file is read again when it is due; the names of keys that changed are logged.
+    """
 
     def __init__(
         self, path: Path | None, *, clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        """Without a path everybody is let in, as one key without limits. Raises `UsageError`."""
+        """Read the key file at `path`; None lets everybody in, as `ANYBODY`.
+
+        `clock` returns the present time. Raises `UsageError` if the file cannot be read.
+        """
         self._path, self._clock = path, clock
         self._all: tuple[Key, ...] = ()
         self._content: bytes | None = None
@@ -99,11 +111,11 @@ class Keys:
 
     @property
     def required(self) -> bool:
-        """Whether a device must show a key; otherwise all devices are one tenant."""
+        """Whether clients need a key; otherwise all of them share the key `ANYBODY`."""
         return self._path is not None
 
     def find(self, secret: str) -> Key | None:
-        """The key of a secret, in constant time; None if it is not in force."""
+        """Return the valid key whose secret is `secret` (compared in constant time), or None."""
         if self._path is None:
             return ANYBODY
         self.refresh()
@@ -114,14 +126,17 @@ class Keys:
         return found
 
     def current(self, key: Key) -> Key | None:
-        """The key as it is now; None if it is not in force any more."""
+        """Return `key` with its present limits; None if it was revoked or has expired."""
         if self._path is None:
             return key
         self.refresh()
         return self._in_force.get(key.sha256)
 
     def refresh(self) -> int:
-        """Read the file if that is due. Returns how often keys in force have changed."""
+        """Read the file again if `CHECK_SECONDS` have passed since it was last read.
+
+        Returns how many times the keys in force have changed so far.
+        """
         if self._path is None or time.monotonic() - self._read_at < CHECK_SECONDS:
             return self._changes
         self._read_at = time.monotonic()
@@ -152,12 +167,16 @@ class Keys:
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """The keys of a file. Raises `UsageError`."""
+    """Return the keys in a key file, expired ones too. Raises `UsageError` if it is unreadable."""
     return _decoded(path, _content(path))
 
 
 def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits: float) -> str:
-    """Add a key with `limits`, fields of `Key`; returns its secret. Raises `UsageError`."""
+    """Add a key to a key file, which is created if need be; return its secret, stored nowhere.
+
+    `limits` are fields of `Key`, such as `tokens_per_day`. Raises `UsageError` for an invalid
+    name or limit, a name that is taken, an `expires` in the past or a file that cannot be written.
+    """
     if expires is not None and expires <= datetime.now(UTC):
         raise UsageError(f"The key would already have expired at {expires:%Y-%m-%d %H:%M} UTC.")
     secret = PREFIX + secrets.token_urlsafe(32)
@@ -180,7 +199,7 @@ def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits:
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Remove a key. Raises `UsageError` if there is none of this name."""
+    """Remove the key `name` from a key file. Raises `UsageError` if the file has no such key."""
     if all(key.name != name for key in read_keys(path)):
         raise UsageError(f"There is no key {name!r} in {str(path)!r}.")
     _change(path, lambda keys: tuple(key for key in keys if key.name != name))
@@ -203,9 +222,10 @@ def _decoded(path: Path, content: bytes) -> tuple[Key, ...]:
 
 
 def _change(path: Path, change: Callable[[tuple[Key, ...]], tuple[Key, ...]]) -> None:
-    """Replace the file, or what a link leads to, as a whole; commands take turns.
+    """Apply `change` to the keys in a file and replace the file atomically, under a lock.
 
-    A new file is its owner's alone; others keep owner and mode. Raises `UsageError`.
+    A symbolic link is followed. Only its owner may read a new file; an existing one keeps its
+    owner and mode. Raises `UsageError`.
     """
     import fcntl
 

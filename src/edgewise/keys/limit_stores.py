@@ -1,4 +1,4 @@
-"""Stores of the tokens that keys used: a SQLite file, memory, or an option's."""
+"""Stores that count the tokens each key has used: a SQLite file, memory, or a plugin's (Redis)."""
 
 import asyncio
 import contextlib
@@ -15,27 +15,30 @@ from edgewise.keys.limits import UNBOUNDED, KeyLimits, LimitsDown, LimitStore
 from edgewise.registry import Registry
 
 MEMORY = "memory"
+"""Address of a store in this process's memory."""
 
 BUSY_SECONDS = 1.0
-"""Timeout of waiting for another process that holds the file."""
+"""Seconds to wait for another process that has locked the file."""
 
 OPENING_SECONDS = 10.0
-"""The same at the start: gateways that start together create it one after the other."""
+"""`BUSY_SECONDS` at the start, as gateways that start together create the file one by one."""
 
 KEPT_DAYS = 8
-"""A clock that goes back so far finds what was counted."""
+"""Days for which counts are kept, in case a clock is set back."""
 
 _T = TypeVar("_T")
 
 
 STORES: Registry[Callable[[str], LimitStore]] = Registry("limit store", "edgewise.limits", {})
-"""Stores at a URL, by its scheme."""
+"""Functions that open the store at a URL, by the URL's scheme, such as redis."""
 
 
 def limits_at(where: str | None, keys: Path | None) -> KeyLimits:
-    """Limits kept at `where`: a file, a URL such as a Redis's, or memory (this process only).
+    """Return the limits of all keys, which count used tokens at `where`.
 
-    None is a file beside `keys`. Without keys nothing is limited. Raises `UsageError`.
+    `where` is a file, a URL such as redis://..., or `MEMORY` (this process only); None is a file
+    beside the key file `keys`, NAME.limits. Without a key file nothing is limited. Raises
+    `UsageError` for `where` without `keys`, or for a URL that no store supports.
     """
     if keys is None and where is not None:
         raise UsageError("Limits need keys", hint="give a key file", setting="keys")
@@ -69,21 +72,21 @@ ON CONFLICT (day, name) DO UPDATE SET used = max(0, used + :tokens) WHERE used +
 
 
 class SqliteLimits(LimitStore):
-    """A SQLite file: it survives a kill, and gateways on one machine share it.
+    """Counts tokens in a SQLite file, which gateways on one machine may share.
 
-    In write-ahead mode without waiting for the disk: a killed gateway loses nothing, a machine
-    without power the last moments. Works in a thread of its own.
+    The file is in write-ahead mode without waiting for the disk: a killed process loses nothing,
+    a power failure the last moments. All access is in a thread of the store's own.
     """
 
     def __init__(self, path: Path | None) -> None:
-        """Without a path, the store is in memory."""
+        """`path` is the SQLite file; None keeps the counts in memory."""
         self.where = str(path) if path else "memory of this process alone"
         self._path = path
         self._db: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, "limits")
 
     async def open(self) -> None:
-        """Raises `UsageError` where the file cannot be made, or is another kind of file."""
+        """Open or create the file. Raises `UsageError` if that fails or it is no SQLite file."""
         try:
             await self._call(lambda: self._connected(OPENING_SECONDS))
         except (OSError, sqlite3.Error) as error:
@@ -131,7 +134,7 @@ class SqliteLimits(LimitStore):
             self._db = None
 
     def _added(self, row: dict[str, str | int]) -> int:
-        """Number of rows written."""
+        """Add as `_ADD` says; return the number of rows written: 0 if the limit forbids it."""
         try:
             return self._connected(BUSY_SECONDS).execute(_ADD, row).rowcount
         except (OSError, sqlite3.Error) as error:

@@ -1,8 +1,8 @@
-"""Limits of a key: consults and token ids a second, cloud tokens a day.
+"""Limits of API keys: consults (requests to the cloud model) and ids a second, tokens a day.
 
 Rates are counted in this process (token buckets), a day's tokens in a `LimitStore` that several
-processes may share. Tokens are reserved before a cloud is asked for them, and those that were not
-written are given back, so that no crash and no crowd gets past the day's tokens.
+processes may share. Tokens are reserved before a consult, and those that were not written are
+given back: neither a crash nor parallel requests exceed the day's limit.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from edgewise.wire.protocol import MAX_IDS
 
 ASKS_BURST_SECONDS = 2.0
 IDS_BURST_SECONDS = 10.0
-"""Seconds of its rate that a key may save up."""
+"""Sizes of the token buckets of consults and ids, in seconds of the key's rate."""
 
 MOST_DEBT = 2 * MAX_IDS
-"""Ids are counted only after they came, so a key may owe some. A larger debt is forgiven."""
+"""Most ids that a key may owe: they are counted after they came. A larger debt is forgiven."""
 
 ROUNDING = 1e-6
 """Waits below this many seconds count as zero: clocks are not exact."""
@@ -33,6 +33,7 @@ ROUNDING = 1e-6
 DAY_SECONDS = 86_400
 
 UNBOUNDED = 1 << 62
+"""Number of tokens that stands for no limit."""
 
 DOWN_SECONDS = 1.0
 """Seconds until a store that failed is tried again."""
@@ -43,35 +44,40 @@ _T = TypeVar("_T")
 
 
 class LimitsDown(Exception):
-    """The store cannot be read or written now. The text says why, without secrets."""
+    """A `LimitStore` cannot be read or written now. The message says why, without secrets."""
 
 
 class LimitStore(ABC):
-    """Keeps the tokens that keys used of a day (since 1970). `where` says in what, no secrets."""
+    """Base class of stores that count the tokens that each key has used on each day.
+
+    `where` names the store in logs, such as its file or its URL without a password.
+    """
 
     where: str
 
     @abstractmethod
     async def open(self) -> None:
-        """Raises `UsageError` for a store that cannot work, `LimitsDown` for one that is down."""
+        """Open the store. Raises `UsageError` if it can never work, `LimitsDown` if it is down."""
 
     @abstractmethod
     async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
-        """Add `tokens` to those of `name`, atomically, if they are at most `most` then.
+        """Add `tokens` to those that the key `name` used on `day`; return whether they were added.
 
-        Negative `tokens` are given back. Where they are 0, whether one more would fit. Raises
-        `LimitsDown`.
+        Atomic. Nothing is added if the sum would exceed `most`. Negative `tokens` are given back.
+        With `tokens` 0 the result says whether one more would fit. `day` counts days (of UTC)
+        since 1970-01-01. Raises `LimitsDown`.
         """
 
     @abstractmethod
     async def close(self) -> None:
-        """Close files and connections."""
+        """Close the store's files and connections."""
 
 
 class Bucket:
-    """A token bucket that fills in `burst` seconds and may owe `debt`.
+    """A token bucket (a rate limiter) that fills from empty to full in `burst` seconds.
 
-    One number holds it, the time when it is full: the generic cell rate algorithm.
+    Its level may fall to `-debt`. The bucket's state is one number, the time at which it will be
+    full (the generic cell rate algorithm).
     """
 
     def __init__(self, burst: float, debt: float = 0.0) -> None:
@@ -79,20 +85,25 @@ class Bucket:
         self._full_at = 0.0
 
     def wait(self, rate: float, now: float) -> float:
-        """Seconds until it holds one, filled at `rate` a second (0: no limit)."""
+        """Return the seconds until the bucket holds one, at `rate` a second (0: no limit)."""
         if not rate:
             return 0.0
         seconds = self._full_at - now + 1 / rate - max(self._burst, 1 / rate)
         return seconds if seconds > ROUNDING else 0.0
 
     def take(self, amount: float, rate: float, now: float) -> None:
+        """Take `amount` out, even if the level falls below zero; `rate` is that of `wait`."""
         if rate:
             longest = max(self._burst, 1 / rate) + self._debt / rate
             self._full_at = min(max(self._full_at, now) + amount / rate, now + longest)
 
 
 class OverLimit(Exception):
-    """A request that a key may not make now. `reason` and `retry_after` (seconds) are its reply."""
+    """A request that exceeds a limit of its key, or finds too many others waiting.
+
+    `reason` tells the client why it failed; after `retry_after` seconds (None: never, or unknown)
+    the same request may succeed.
+    """
 
     def __init__(self, reason: Fault, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -101,9 +112,10 @@ class OverLimit(Exception):
 
 @dataclass
 class Spent:
-    """The outcome of a consult: tokens written, and prompt ids that the engine computed.
+    """What a consult used: `tokens` written, and prompt ids that the engine `computed`.
 
-    `asked` says whether an engine was asked, so that it may have worked for nothing.
+    The consult's caller fills it in. `asked` says whether the request went to an engine, which may
+    have worked in vain if the consult then failed.
     """
 
     tokens: int = 0
@@ -112,7 +124,7 @@ class Spent:
 
 
 class KeyLimits:
-    """The limits of all keys. A store that is down grants nothing, since quotas protect money."""
+    """Enforces the limits of all keys. Refuses keys with a daily limit while the store is down."""
 
     def __init__(
         self,
@@ -121,7 +133,7 @@ class KeyLimits:
         clock: Callable[[], float] = time.monotonic,
         calendar: Callable[[], float] = time.time,
     ) -> None:
-        """`calendar` is seconds since 1970."""
+        """`store` counts each day's tokens. `clock` is monotonic, `calendar` seconds since 1970."""
         self._store, self._clock, self._calendar = store, clock, calendar
         # By key: consults, and ids.
         self._buckets = defaultdict[str, tuple[Bucket, Bucket]](
@@ -131,7 +143,7 @@ class KeyLimits:
         self._down_until = 0.0
 
     async def open(self) -> None:
-        """Raises `UsageError`. A store that is down may come up later."""
+        """Open the store. Raises `UsageError` if it can never work; one that is down is retried."""
         try:
             await self._store.open()
             log.info("limits kept", where=self._store.where)
@@ -139,15 +151,16 @@ class KeyLimits:
             self._note_down(error)
 
     async def close(self) -> None:
-        """Finish what is being given back, then close the store."""
+        """Wait until unused tokens have been given back, then close the store."""
         await asyncio.gather(*self._running, return_exceptions=True)
         await self._store.close()
 
     @asynccontextmanager
     async def spending(self, key: Key, tokens: int, *, ids: int = 0) -> AsyncGenerator[Spent]:
-        """Around a consult for `tokens` that came with `ids`. Raises `OverLimit`.
+        """Charge `key` for the consult that the block makes; the block fills in the `Spent`.
 
-        The day's tokens are reserved before; those that were not written are given back.
+        At most `tokens` are to be written: they are reserved from the day's limit before, and the
+        unwritten ones given back. `ids` came with the request. Raises `OverLimit` before the block.
         """
         self.admit(key, ids)
         self._buckets[key.name][0].take(1, key.consults_per_second, self._clock())
@@ -169,7 +182,11 @@ class KeyLimits:
                 await asyncio.shield(self._begin(self._give_back(key, day, unused)))
 
     def admit(self, key: Key, ids: int) -> None:
-        """Charge `ids`, which came in any case. Raises `OverLimit` for what came before."""
+        """Charge `key` for `ids` received with a request, and refuse the request if need be.
+
+        Raises `OverLimit` if earlier requests have used up the rate of ids or of consults. The ids
+        are charged even then.
+        """
         (asks, bucket), now = self._buckets[key.name], self._clock()
         waits = {
             "token ids": bucket.wait(key.ids_per_second, now),
@@ -182,7 +199,7 @@ class KeyLimits:
                 raise OverLimit("unavailable", message, wait)
 
     async def may_prefetch(self, key: Key, ids: int) -> bool:
-        """Whether prefetched `ids` may be computed: the key could make a consult now."""
+        """Charge `key` for prefetched `ids`; return whether its limits allow a consult now."""
         with suppress(OverLimit):
             self.admit(key, ids)
             await self._reserve(key, 0)
@@ -190,13 +207,13 @@ class KeyLimits:
         return False
 
     def charge(self, key: Key, ids: int) -> float:
-        """Charge ids that came or were computed; returns the seconds until the key owes none."""
+        """Charge for `ids` received or computed; return the seconds until the key owes none."""
         (_, bucket), now = self._buckets[key.name], self._clock()
         bucket.take(ids, key.ids_per_second, now)
         return bucket.wait(key.ids_per_second, now)
 
     async def _reserve(self, key: Key, tokens: int) -> int:
-        """Returns the day, to give back to. Raises `OverLimit`."""
+        """Reserve `tokens` of today's limit; return the day (0: no limit). Raises `OverLimit`."""
         most = key.tokens_per_day
         if not most:
             return 0
@@ -222,14 +239,14 @@ class KeyLimits:
     async def _give_back(
         self, key: Key, day: int, tokens: int, reserving: "asyncio.Task[bool] | None" = None
     ) -> None:
-        """Below 0 where more was written. Not where `reserving` them did not succeed."""
+        """Give `tokens` back (below 0: charge more), if `reserving`, when given, succeeds."""
         # If the store is down, what was reserved stays charged: the safe side.
         with suppress(LimitsDown):
             if reserving is None or await reserving:
                 await self._add(key, day, -tokens)
 
     def _begin(self, work: Coroutine[Any, Any, _T]) -> "asyncio.Task[_T]":
-        """Work that goes on after the request is gone."""
+        """Start a task that goes on after its request has ended."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -1,1 +1,1 @@
-"""Listening for the gateway and the server: connections, TLS, origins, logs."""
+"""What the gateway and the server share as listeners: sockets, TLS, limits, origins, logs."""

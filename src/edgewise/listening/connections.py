@@ -1,7 +1,8 @@
-"""Connections of a listener: how many there may be, and how long each may take.
+"""Limits on a server's connections: how many may be open, and how long each may take.
 
-uvicorn has no deadline for receiving a request. Here a connection has one until the request is
-whole, and is closed first when another one needs its place: silent or slow peers keep nobody out.
+uvicorn has no deadline for receiving a request. Here each connection has one until its request is
+complete; until then it is also the first to be closed if a new connection needs its place. So
+silent or slow peers keep nobody out.
 """
 
 import asyncio
@@ -14,30 +15,30 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 WAIT_SECONDS = 30.0
-"""Timeout for a peer to send a whole request or a WebSocket's first message, and to read what it
-was sent."""
+"""Seconds in which a peer must send a whole request or a WebSocket's first message, and in which
+it must read what it was sent."""
 
 MAX_HEADER = 16 << 10
-"""A request's first line and headers, bytes."""
+"""Most bytes of a request's first line and headers."""
 
 PROBE_SECONDS = 2.0
-"""From a peer's end to the first look whether it still waits; the next comes as late,
-then each takes twice as long."""
+"""Seconds after which a peer that has closed its sending side is probed: does it still wait for
+the answer? The second probe follows after as long, each further one after twice as long."""
 
 LEAST_RATE = 8 << 10
-"""Bytes a second that a peer must read. One that falls `WAIT_SECONDS` behind is left."""
+"""Bytes a second that a peer must read; it is cut once it is `WAIT_SECONDS` behind this rate."""
 
 _BETWEEN = 48 << 10
-"""Bytes that asyncio sends from a pause of writing to its end, at least."""
+"""Fewest bytes that asyncio sends between its calls of `pause_writing` and `resume_writing`."""
 
 log = logging.getLogger("edgewise.listening")
 
 Awaited = Literal["no whole request came", "it does not read"]
-"""Reasons to close a connection if the peer does nothing."""
+"""Reasons to close a connection whose peer does nothing, as they are logged."""
 
 
 class Connections:
-    """The open connections of a listener, at most `most`. Every call is O(1)."""
+    """The open connections of a server, at most `most`, with their deadlines."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -49,8 +50,11 @@ class Connections:
         return len(self._open)
 
     def add(self, transport: asyncio.Transport) -> None:
-        """Take a place: if all are taken, that of the peer that keeps this server waiting longest;
-        if none does, the new connection is closed."""
+        """Add a new connection, with a deadline for its first request.
+
+        If all places are taken, the connection that has kept the server waiting longest is closed;
+        if none keeps it waiting, the new one is closed instead.
+        """
         if len(self._open) >= self._most:
             oldest, _ = next(iter(self._waits), (transport, ""))
             self.cut(oldest, "all places are taken")
@@ -60,28 +64,30 @@ class Connections:
         self.wait(transport, "no whole request came")
 
     def wait(self, transport: asyncio.Transport, awaited: Awaited) -> None:
-        """Close it unless `done` comes in time. A wait that runs goes on."""
+        """Begin a deadline: unless `done` is called within `WAIT_SECONDS`, close the connection."""
         if transport in self._open and (transport, awaited) not in self._waits:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(WAIT_SECONDS, self.cut, transport, awaited)
             self._waits[transport, awaited] = timer
 
     def done(self, transport: asyncio.Transport, awaited: Awaited) -> None:
-        """The peer did what was awaited."""
+        """End the deadline that `wait` began: the peer did what was awaited."""
         if timer := self._waits.pop((transport, awaited), None):
             timer.cancel()
 
     def remove(self, transport: asyncio.Transport) -> None:
+        """Forget a connection that is closed, with its deadlines."""
         self._open.discard(transport)
         self.done(transport, "no whole request came")
         self.done(transport, "it does not read")
 
     def close(self) -> None:
-        """Close all of them at once."""
+        """Close all connections at once."""
         for transport in list(self._open):
             self.cut(transport, "the server has ended")
 
     def cut(self, transport: asyncio.Transport, why: str) -> None:
+        """Close a connection at once, without sending what is buffered, and log `why`."""
         peer = transport.get_extra_info("peername")
         log.info("a connection was closed: %s", why, extra={"peer": peer[0] if peer else "?"})
         self.remove(transport)
@@ -89,7 +95,7 @@ class Connections:
 
 
 class _Counted(asyncio.Protocol):
-    """Mix-in of uvicorn protocols: counts the connection in `connections`."""
+    """Mix-in for uvicorn's protocols: registers the connection with `connections`."""
 
     transport: asyncio.Transport
 
@@ -117,7 +123,7 @@ class _Counted(asyncio.Protocol):
 
 
 class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
-    """uvicorn's HTTP/1.1, among `connections`. A peer may end its side before it is answered."""
+    """uvicorn's HTTP/1.1 with the limits of `connections`; it answers half-closed connections."""
 
     _ended = False
 
@@ -138,10 +144,11 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
             self._connections.done(self.transport, "no whole request came")
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """Keep the connection for the answer to a whole request; False hangs up.
+        """Handle a peer's closing of its sending side; return whether to keep the connection.
 
-        Whoever has left altogether looks the same until something is sent. In HTTP/1.0 nothing may
-        be sent before the answer, and proxies that speak it leave with their clients.
+        It is kept until a complete request is answered. A peer that has left altogether looks the
+        same until something is sent, so `_probe` sends something. HTTP/1.0 allows nothing before
+        the answer; its proxies disconnect when their clients do, so there nothing is kept.
         """
         whole = self._answering and self.conn.their_state is not h11.SEND_BODY
         begun = whole and (self.cycle.response_started or self.scope["http_version"] != "1.0")
@@ -160,14 +167,14 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
         return bool(self.cycle) and not self.cycle.response_complete
 
     def _probe(self, seconds: float) -> None:
-        """Send what every HTTP/1.1 client skips: the second one fails where the peer has left."""
+        """Send an interim response, which clients skip; the second fails if the peer has left."""
         if self.transport.is_closing() or not self._answering or self.cycle.response_started:
             return
         self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.loop.call_later(seconds, self._probe, 2 * seconds)
 
     def send_400_response(self, msg: str) -> None:
-        """If an answer is under way, no other one can be sent: hang up."""
+        """Answer an invalid request with 400; if an answer is under way already, disconnect."""
         busy = self.cycle and not self.cycle.response_complete
         if busy or self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()
@@ -176,12 +183,12 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
 
 
 class WebSocketProtocol(_Counted, WebSocketsSansIOProtocol):  # type: ignore[misc]
-    """uvicorn's WebSocket, among `connections`."""
+    """uvicorn's WebSocket protocol with the limits of `connections`."""
 
     _upgraded = False
 
     def data_received(self, data: bytes) -> None:
-        """uvicorn passes the upgrade request first; what follows is the device's."""
+        """Handle received bytes: first the upgrade request, then the peer's messages."""
         if self._upgraded:
             self._connections.done(self.transport, "no whole request came")
         self._upgraded = True
@@ -192,7 +199,7 @@ class WebSocketProtocol(_Counted, WebSocketsSansIOProtocol):  # type: ignore[mis
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """Do not read either: pings are answered at once, and the answers would pile up."""
+        """Stop reading while writing is paused: answers to the peer's pings would pile up."""
         super().pause_writing()
         self.transport.pause_reading()
 

@@ -1,4 +1,4 @@
-"""Logs on stderr: JSON of a gateway, plain lines of a server; floods are counted."""
+"""Logs on stderr: JSON for a gateway, plain lines for a server. Floods of lines are cut."""
 
 import logging
 import sys
@@ -11,19 +11,22 @@ Level = Literal["debug", "info", "warning", "error"]
 
 WINDOW_SECONDS = 5.0
 BURST = 3
-"""Lines of one kind that are written in a window; the others are counted."""
+"""At most `BURST` lines of one kind are written in `WINDOW_SECONDS`; the rest is only counted."""
 
 REQUESTS, OTHERS = "edgewise.requests", "edgewise.requests.others"
-"""Loggers of a line a request: of one that was admitted, and of any other."""
+"""Names of the loggers that get one line for each admitted request, and for each other one."""
 
 _LIMITED = frozenset({"edgewise.listening", OTHERS})
 
 _EVENTS = frozenset({"refused", "ended"})
-"""Lines of the gateway that anybody can cause who connects, as all lines of libraries."""
+"""Events of the gateway that anybody who connects can cause, so that their lines are limited."""
 
 
 class FloodFilter(logging.Filter):
-    """Lets `BURST` lines of a kind pass in `WINDOW_SECONDS`; the next has `left_out`, a count."""
+    """A logging filter that passes at most `BURST` lines of one kind in `WINDOW_SECONDS`.
+
+    The first line of the next window has an attribute `left_out`: how many were dropped.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -31,7 +34,7 @@ class FloodFilter(logging.Filter):
         self._kinds: dict[str, tuple[float, int]] = {}  # since when, and how many lines
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the line is written."""
+        """Return whether the line is written."""
         kind = _kind(record)
         if kind is None:
             return True
@@ -45,7 +48,7 @@ class FloodFilter(logging.Filter):
 
 
 def _kind(record: logging.LogRecord) -> str | None:
-    """Key that groups similar lines; None for a line that no client can cause."""
+    """Return a key that groups similar lines; None for a line that no client can cause."""
     message: object = record.msg
     if isinstance(message, dict):
         event = str(message.get("event"))
@@ -58,9 +61,10 @@ def _kind(record: logging.LogRecord) -> str | None:
 
 @contextmanager
 def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
-    """Writes every line of a logger to stderr while the block runs.
+    """Write the lines of all loggers, from `level` on, to stderr while the block runs.
 
-    What native code writes to stderr stays as it is: its last words before an abort.
+    `form` is json (an object a line) or plain. What native code writes to stderr is left alone:
+    it may be the only message before an abort.
     """
     import structlog
 

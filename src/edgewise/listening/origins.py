@@ -1,4 +1,4 @@
-"""Origin check: a browser lets any page send requests here, and says whose page it is."""
+"""The origin check: refuses requests that a browser sends here for a page of another site."""
 
 import ipaddress
 import logging
@@ -15,6 +15,7 @@ from edgewise.errors import UsageError
 log = logging.getLogger("edgewise.listening")
 
 ANY = "*"
+"""Stands for every host or every origin."""
 
 _LONGEST = 300
 """Most characters of a header that an error repeats."""
@@ -26,10 +27,11 @@ _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s/?#@:\[\]]+|\[[^\]]*\])(?::([1
 
 
 class OriginCheck:
-    """Refuses requests and WebSockets from pages that are not this server's own.
+    """ASGI middleware that refuses requests and WebSockets from web pages of other origins.
 
-    Browsers send `Origin` with everything but plain loads; other clients need not. A page whose
-    name was made to point here has this server's address, so `Host` must be a name of this server.
+    Browsers send `Origin` with everything but plain loads; other clients need not. Against DNS
+    rebinding (a page's own host name is made to point to this server) the header `Host` must be a
+    name of this server as well.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class OriginCheck:
         origins: Sequence[str] = (),
         ways: tuple[str, str] = ("--allow-host {}", "--cors-origin {}"),
     ) -> None:
-        """`hosts` are this server's names, `origins` those of other pages that may ask; `ways` are
-        the flags that allow another name, and another page."""
+        """`hosts` are this server's names, `origins` the origins of other pages to be served.
+
+        `ways` are the flags that would allow one more host or one more origin, for messages.
+        """
         self._app, self._ways = app, ways
         self._hosts, self._origins = frozenset(hosts), frozenset(origins)
 
@@ -75,7 +79,7 @@ class OriginCheck:
         return None
 
     def _told(self, why: str, way: str, require: Callable[[str], str], value: str) -> str:
-        """What is wrong, and the flag that allows it, if one does."""
+        """Return a message: what is wrong, and the flag that would allow it, if there is one."""
         try:
             allowed = require(value) if len(value) < _LONGEST else ""
         except UsageError:
@@ -86,23 +90,23 @@ class OriginCheck:
 
 
 def _is_own(origin: str, host: str, scheme: str) -> bool:
-    """Whether a page of `origin` came from this server itself.
+    """Return whether a page of `origin` came from this server itself.
 
-    Behind a proxy with TLS a page has https and this server sees http, never the reverse.
+    Behind a proxy that adds TLS the page has https and this server sees http, never the reverse.
     """
     own = scheme.replace("ws", "http")
     return bool(host) and origin in (f"{own}://{host}", f"https://{host}")
 
 
 def _name(host: str) -> str:
-    """A `Host` without its port; an IPv6 address without brackets."""
+    """Return a `Host` header without its port; an IPv6 address without brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].removesuffix(".")
 
 
 def require_host(host: str) -> str:
-    """`host` as a request names it. Raises `UsageError` for what is no name or address."""
+    """Return `host` as a Host header spells it. Raises `UsageError` for an invalid name."""
     named = host.lower().removesuffix(".")
     if address := _address(named):
         return address
@@ -113,7 +117,10 @@ def require_host(host: str) -> str:
 
 
 def require_origin(origin: str, *, setting: str = "cors_origin") -> str:
-    """`origin` as browsers spell it. Raises `UsageError` where no page can have it."""
+    """Return `origin` as browsers spell it, such as https://my.page; `ANY` as it is.
+
+    Raises `UsageError`, which names `setting`, if no web page can have such an origin.
+    """
     if origin == ANY:
         return origin
     parts = _ORIGIN.fullmatch(origin.lower())
@@ -133,7 +140,7 @@ def require_origin(origin: str, *, setting: str = "cors_origin") -> str:
 
 
 def _address(text: str) -> str | None:
-    """An IPv6 address, spelled as browsers do."""
+    """Return an IPv6 address as browsers spell it; None if `text` is none."""
     try:
         return None if "%" in text else str(ipaddress.IPv6Address(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""A listening process: uvicorn with our limits, and a graceful end."""
+"""The listening process: uvicorn with limits on connections, and a graceful end."""
 
 import asyncio
 import contextlib
@@ -16,17 +16,20 @@ from edgewise.listening.connections import MAX_HEADER, Connections, HttpProtocol
 from edgewise.listening.sockets import ACCEPTS, BACKLOG
 
 GRACE_SECONDS = 20
-"""Seconds that answers under way have to end after a signal."""
+"""Seconds after a signal within which answers under way must end."""
 
 LAST_WORDS_SECONDS = 2.0
-"""Seconds that an answer which was cut has to say so."""
+"""Seconds in which an answer that was cancelled may still tell its client so."""
 
 TICK_SECONDS = 0.1
-"""How often a drain checks for a second signal, as uvicorn does for the first."""
+"""Seconds between two looks for a second signal during a drain."""
 
 
 class Listener(uvicorn.Server):
-    """Ends by SIGTERM or SIGINT with exit code 0. A second signal does not wait."""
+    """A uvicorn server with a limit on connections, which SIGTERM or SIGINT ends gracefully.
+
+    The exit code is 0 then. A second signal ends the server without waiting for answers.
+    """
 
     def __init__(
         self,
@@ -39,10 +42,11 @@ class Listener(uvicorn.Server):
         grace: int = GRACE_SECONDS,
         drain: Callable[[], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """Accepts at most `connections`. WebSockets need `max_message`, bytes.
+        """Serve `app` on the socket `listening`, with at most `connections` open at a time.
 
-        `drain` runs after the signal, while connections are still accepted; answers under way then
-        have `grace` seconds.
+        `max_message` is the size limit of a WebSocket message in bytes; None turns WebSockets off.
+        `drain` runs after the signal, while connections are still accepted; after it, answers
+        under way have `grace` seconds.
         """
         self.open = Connections(connections)
 
@@ -74,16 +78,16 @@ class Listener(uvicorn.Server):
         self._socket, self._drain = listening, drain
 
     async def listen(self) -> None:
-        """Serve until a signal, or `should_exit`."""
+        """Serve until a signal comes, or `should_exit` is set."""
         await self.serve([self._socket])
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's `startup`, with a longer queue than what asyncio accepts at a time."""
+        """Start as uvicorn does, but let `BACKLOG` connections wait to be accepted."""
         await super().startup(sockets)
         self._socket.listen(BACKLOG)
 
     async def main_loop(self) -> None:
-        """uvicorn's `main_loop` until the first signal; then drains, until done or a second."""
+        """Run uvicorn's `main_loop` until the first signal; then drain, until a second signal."""
         await super().main_loop()
         if self._drain is not None:
             draining = asyncio.create_task(self._drain())
@@ -92,7 +96,7 @@ class Listener(uvicorn.Server):
             draining.cancel()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's `shutdown`; whoever is still connected at its end is cut."""
+        """Shut down as uvicorn does, then close the connections that are still open."""
         await super().shutdown(sockets)
         if self.server_state.tasks:
             # They were cancelled, and say so to whoever waits.
@@ -100,5 +104,5 @@ class Listener(uvicorn.Server):
         self.open.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin the end. uvicorn's own would raise the signal again: an exit code of failure."""
+        """Begin to shut down. uvicorn's handler would raise the signal again, to end in failure."""
         self.force_exit, self.should_exit = self.should_exit, True

@@ -1,4 +1,4 @@
-"""A process's listening socket, TLS, and the number of connections that open files allow."""
+"""Listening sockets, TLS contexts, and how many connections the limit on open files allows."""
 
 import errno
 import ipaddress
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import ssl
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Names of this machine for itself."""
+"""Names and addresses by which this machine reaches itself."""
 
 BACKLOG = 1024
 """Connections that may wait to be accepted."""
@@ -22,13 +22,14 @@ ACCEPTS = 16
 """Connections that the event loop accepts at a time."""
 
 DEFAULT_CONNECTIONS = 10_000
+"""Most connections if the user sets no limit."""
 
 _RESERVED = 48 + 4 * ACCEPTS
 """Open files for logs, models and the event loop, and connections accepted but not yet counted."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 is any free port. Raises `UsageError`."""
+    """Open a listening TCP socket; port 0 takes any free one. Raises `UsageError` on failure."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     both = host == "::" and socket.has_dualstack_ipv6()
     try:
@@ -46,12 +47,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def address_of(listening: socket.socket, host: str, *, tls: bool) -> str:
-    """The URL at which `host` is reached."""
+    """Return the URL of a listening socket: `host` with the socket's port, https if `tls`."""
     return f"{'https' if tls else 'http'}://{_at(host, listening.getsockname()[1])}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Return whether `host` is a loopback address, which only this machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -59,7 +60,10 @@ def is_loopback(host: str) -> bool:
 
 
 def tls_context(certificate: Path, private_key: Path) -> "ssl.SSLContext":
-    """TLS context of a certificate chain and its private key, in PEM. Raises `UsageError`."""
+    """Return a server's TLS context from a certificate chain and its private key, both PEM files.
+
+    Raises `UsageError` if they cannot be read or do not match, or if the key has a password.
+    """
     import ssl
 
     def no_password() -> str:
@@ -79,10 +83,11 @@ def tls_context(certificate: Path, private_key: Path) -> "ssl.SSLContext":
 
 
 def connections_for(asked: int | None, *, reserve: int) -> int:
-    """Most connections such that accepting one never fails for want of a file descriptor.
+    """Return how many connections to allow, so that none fails for want of a file descriptor.
 
-    `reserve` open files are kept for others, such as connections to engines. None asks for
-    `DEFAULT_CONNECTIONS` or as many as fit. Raises `UsageError`.
+    `asked` is the number that the user wants; None: `DEFAULT_CONNECTIONS`, or as many as fit.
+    `reserve` open files are kept for other uses, such as connections to engines. Raises
+    `UsageError` if the limit on open files is too low.
     """
     limit = _most_files()
     room = limit - reserve - _RESERVED
@@ -98,7 +103,7 @@ def connections_for(asked: int | None, *, reserve: int) -> int:
 
 
 def _most_files() -> int:
-    """The limit on open files, raised as far as the system allows."""
+    """Raise the limit on open files as far as the system allows, and return it."""
     if sys.platform == "win32":
         return 1 << 16
     import resource

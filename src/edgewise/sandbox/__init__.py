@@ -1,8 +1,8 @@
-"""A child process for work that others' files make: it is bounded, and may be lost.
+"""Child processes for work on untrusted files: bounded in time and memory, and free to crash.
 
-Chat templates are rendered in one, and the first load of a model file happens in one. Limits of
-time and memory are the operating system's; the child is killed where it goes beyond. `worker.py`
-is its inside.
+Chat templates are rendered in such a process, and a model file is first loaded in one. The
+operating system limits its memory; the parent kills it when a call takes too long. `worker.py` is
+the program that runs in it.
 """
 
 import os
@@ -19,7 +19,7 @@ from typing import IO, Literal
 from edgewise.sandbox import worker
 
 START_SECONDS = 30.0
-"""Timeout of a process's start, on a machine that has much else to do."""
+"""Timeout of a child's start; generous, for a busy machine."""
 
 _KEPT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 """Variables that an interpreter may need. Keys are not among them."""
@@ -27,12 +27,14 @@ _KEPT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
 _GRACE = 1.0  # seconds after the limit at which the process ends itself, in case its parent is gone
 
 Why = Literal["start", "time", "process"]
+"""Why a child ended: it did not start, took too long, or crashed."""
 
 
 class ChildEnded(Exception):
-    """The process did not start, was killed for the time it took, or ended by itself.
+    """A child process did not start, was killed because it took too long, or ended by itself.
 
-    `status` is its exit status, `words` the last lines of its stderr if they were kept.
+    `why` says which of these (see `Why`). `status` is the exit status, `words` the lines of stderr
+    if `Child` kept them.
     """
 
     def __init__(self, why: Why, status: int | None = None, words: Sequence[str] = ()) -> None:
@@ -42,7 +44,7 @@ class ChildEnded(Exception):
 
 
 class Child:
-    """Calls one function, bytes to bytes, again and again. It ends with its parent."""
+    """A child process that applies one function (bytes to bytes) to each request sent to it."""
 
     def __init__(
         self,
@@ -55,12 +57,13 @@ class Child:
         environment: Mapping[str, str] | None = None,
         keep_words: bool = False,
     ) -> None:
-        """Begin to start it. Raises `OSError`.
+        """Start the process, without waiting until it is ready. Raises `OSError`.
 
-        `target` is `module:function`, imported from `folders` alone. A call takes at most
-        `seconds`, the process `memory` bytes, a reply `longest` bytes. With `keep_words` the end of
-        its stderr is kept for `ChildEnded`; it is read when the process has ended, so one that
-        writes more than a pipe holds is killed for its time.
+        `target` is the function, as `module:function`; besides Python's own library only `folders`
+        are searched for modules. A call may take `seconds`, the process `memory` bytes, a reply
+        `longest` bytes. `environment` adds variables. With `keep_words` stderr is kept for
+        `ChildEnded`; it is read only once the process has ended, so a process that writes more
+        than a pipe holds blocks until it is killed for taking too long.
         """
         self._seconds, self._longest = seconds, longest
         self._ready = False
@@ -87,11 +90,14 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked, as far as is known."""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     def ask(self, request: bytes) -> bytes:
-        """The reply. Raises `ChildEnded`; after that, or any other exception, `end` it."""
+        """Send a request to the process and return its reply.
+
+        Raises `ChildEnded` if the process ended or was killed. After any exception call `end`.
+        """
         if not self._ready:
             with self._within(START_SECONDS):
                 self._receive()
@@ -101,20 +107,20 @@ class Child:
             return self._receive()
 
     def kill(self) -> None:
-        """Kills it at once, and its group. A thread that asks it gets `ChildEnded`, and ends it."""
+        """Kill the process and its group; an `ask` in another thread then raises `ChildEnded`."""
         if self._process.returncode is None and sys.platform != "win32":
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.kill()
 
     def end(self) -> None:
-        """Kill it, and wait until nothing of it is left."""
+        """Kill the process, wait until it has ended, and close the pipes to it."""
         self.kill()
         self._process.wait()
         self._close()
 
     def abandon(self) -> None:
-        """After a fork: close the pipes without killing the child, which belongs to the parent."""
+        """Close the pipes in a fork of the parent, and leave the child process to the parent."""
         self._process.returncode = 0
         self._close()
 
@@ -127,7 +133,7 @@ class Child:
 
     @contextmanager
     def _within(self, seconds: float) -> Generator[None]:
-        """Kill the process after so long, which ends every read and write."""
+        """Kill the process if the block takes too long. Raises `ChildEnded` for a broken pipe."""
         watch = threading.Timer(seconds, self.kill)
         watch.daemon = True
         end = time.monotonic() + seconds
@@ -146,7 +152,7 @@ class Child:
             watch.cancel()
 
     def _status(self) -> int:
-        """Exit code of a process whose pipes are closed. Kills one that is still running."""
+        """Return the exit status of a process that closed its pipes; kill it if it still runs."""
         try:
             return self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:

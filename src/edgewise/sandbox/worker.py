@@ -1,11 +1,10 @@
-"""The inside of a child process: it answers requests by one function, within limits.
+"""The program of a child process: answers each request by one function, within limits.
 
 Run as a file: `worker.py TARGET MEMORY SECONDS FOLDER...`. TARGET is `module:function`, imported
-from the folders. The process may take MEMORY bytes beyond the files
-that it maps, and ends itself where a call takes SECONDS, in case its parent is gone. A frame is a
-length (4 bytes, big-endian) and as many bytes. An empty frame on stdout says that the worker is
-ready; then each frame on stdin is a request, and each on stdout its reply. At the end of stdin the
-worker ends.
+from the folders. The process may allocate MEMORY bytes, besides files that it maps, and ends
+itself if a call takes SECONDS, in case its parent is gone. A frame is a length (4 bytes,
+big-endian) and as many bytes. An empty frame on stdout says that the worker is ready; then each
+frame on stdin is a request, and each on stdout its reply. At the end of stdin the worker ends.
 """
 
 import contextlib
@@ -18,9 +17,10 @@ from importlib import import_module
 from typing import IO
 
 HEAD = 4
-"""Bytes of a frame's length."""
+"""Bytes of the length at the beginning of a frame."""
 
 Answer = Callable[[bytes], bytes]
+"""Maps a request to its reply."""
 
 
 def _limit(memory: int) -> None:
@@ -48,11 +48,13 @@ def _serve(requests: IO[bytes], replies: IO[bytes], answer: Answer, seconds: flo
 
 
 def send(stream: IO[bytes], data: bytes) -> None:
+    """Write `data` to `stream` as one frame."""
     stream.write(len(data).to_bytes(HEAD, "big") + data)
     stream.flush()
 
 
 def main() -> None:
+    """Run the worker with the arguments of the command line, until stdin ends."""
     # Ctrl-C is for the parent.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     target, memory, seconds, *folders = sys.argv[1:]

@@ -1,4 +1,4 @@
-"""Doubles for tests and plugins: scripted models and engines, and an emulated link."""
+"""Test doubles, also for plugins: a scripted edge and cloud model, and an emulated link."""
 
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_cloud import ScriptedCloud

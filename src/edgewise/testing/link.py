@@ -1,6 +1,6 @@
-"""A link emulator: a TCP proxy on 127.0.0.1 that delays, slows down, stalls or cuts.
+"""A network emulator: a TCP proxy on 127.0.0.1 that delays, slows, stalls or cuts connections.
 
-A new connection costs a round trip before its first byte, as TCP's handshake does.
+A new connection costs one round trip before its first byte, as TCP's handshake does.
 """
 
 import asyncio
@@ -17,14 +17,18 @@ _PACKET = 1460
 _LEAST_RTO = 0.2
 
 Spoil = Callable[[bytes], bytes]
+"""Maps bytes on their way to the client to what the client gets instead."""
+
 Direction = Literal["up", "down"]
+"""From the client to the target, or back."""
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
-    """A link's quality. Times in seconds, `bandwidth` in bits a second (0: no bound).
+    """The quality of an emulated link.
 
-    `loss` is the fraction of packets that are lost. TCP hides a loss as a delay of a
-    retransmission timeout (here max(0.2 s, 2 round trips)), and all that was sent later waits.
+    `round_trip` is in seconds; `bandwidth` in bits a second (0: unlimited), for each connection and
+    direction. `loss` is the fraction of packets that are lost. As in TCP, a loss shows as a delay
+    by a retransmission timeout (here max(0.2 s, 2 round trips)), and what was sent later waits.
     """
 
     round_trip: float = 0.0
@@ -33,13 +37,15 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Link:
-    """Forwards `port` to `target` until closed; runs in a thread of its own.
+    """An emulated link: forwards TCP connections from a local `port` to `target` (host, port).
 
-    `connections` were made to it, `up` and `down` count bytes. Another `target` (host, port) is for
-    new connections.
+    It runs in a thread of its own until `close`. `quality` may be changed at any time, `target` for
+    new connections. `connections` counts those made so far, `up` and `down` the bytes received
+    from clients and from the target.
     """
 
     def __init__(self, host: str, port: int, quality: Quality | None = None, seed: int = 0) -> None:
+        """Forward to `host` and `port`. `seed` decides which packets are lost."""
         self.quality = quality or Quality()
         self.target = (host, port)
         self._rng = random.Random(seed)
@@ -56,10 +62,11 @@ class Link:
 
     @property
     def url(self) -> str:
+        """The URL of the link's local end, with http."""
         return f"http://127.0.0.1:{self.port}"
 
     def cut(self) -> None:
-        """Reset every connection; new ones are made."""
+        """Reset every connection; new ones are still accepted."""
         self._portal.call(self._cut)
 
     def refuse(self) -> None:
@@ -67,19 +74,22 @@ class Link:
         self._portal.call(self._refuse)
 
     def restore(self) -> None:
-        """Accept connections, and let stalled ones go on."""
+        """Accept connections again after `refuse`, and let stalled ones continue."""
         self._portal.call(self._restore)
 
     def stall(self) -> None:
-        """Half open: connections stay, nothing gets through any more."""
+        """Let no byte through any more until `restore`; connections stay open."""
         self._portal.call(self._open.clear)
 
     def spoil(self, how: Spoil, *, hang_up: bool = False) -> None:
-        """Pass the next bytes to the client through `how`; then `hang_up`."""
+        """Replace the next bytes for a client by what `how` makes of them, once.
+
+        With `hang_up` that client's connection is closed after them.
+        """
         self._spoil, self._hangs_up = how, hang_up
 
     def close(self) -> None:
-        """Cut everything and stop."""
+        """Reset every connection and stop the link's thread."""
         self.refuse()
         self._thread.close()
 

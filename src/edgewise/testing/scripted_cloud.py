@@ -1,4 +1,4 @@
-"""A scripted cloud model: answers from a script, and fails as its `fault` says."""
+"""A scripted cloud model for tests: a script decides its tokens, a function its failures."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -16,16 +16,17 @@ from edgewise.prompts import Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer, Script
 
 ID_BYTES = 4
-"""Bytes that an id counts for in `Outgoing`: as few as a session that sends only new ones needs."""
+"""Bytes that each new token id adds to the record of what was sent (`Outgoing`)."""
 
 Failing = Callable[[int], CloudError | None]
-"""Maps the number of the ask (0, 1, ...) to the error it ends with, or None."""
+"""Maps the number of a consult (a request to the cloud model; 0, 1, ...) to its error, or None."""
 
 
 class ScriptedCloud(CloudModel):
-    """Implements `CloudModel`.
+    """A cloud model whose tokens come from a `Script`. Implements `CloudModel`.
 
-    `asks` has (ids, n) of each, `prefetched` the ids; `opened` and `closed` count sessions.
+    For assertions, `asks` lists (ids, n) of each consult, `prefetched` the ids of each prefetch;
+    `opened` and `closed` count sessions.
     """
 
     prefetches = True
@@ -40,9 +41,10 @@ class ScriptedCloud(CloudModel):
         candidates: int = 0,
         verifies: bool = False,
     ) -> None:
-        """`delay` in seconds holds back every answer and every fault.
+        """`script` gives the logits of each token, `fault` the consults that fail.
 
-        With `candidates` it reports logprobs, and that many of the likeliest ids for each.
+        Every reply and failure comes after `delay` seconds. With `candidates` above 0 each token
+        has its logprob and so many likeliest ids. `verifies`: the model can verify draft tokens.
         """
         self.name, self.script, self.fault = "scripted", script, fault
         self.delay, self.candidates, self.verifies = delay, candidates, verifies
@@ -61,11 +63,11 @@ class ScriptedCloud(CloudModel):
         return "all ids and the ids of fixed strings hash alike"
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to free."""
 
 
 class ScriptedCloudSession:
-    """Implements `CloudSession`; greedy whatever the sampling says."""
+    """A session of a `ScriptedCloud`. Implements `CloudSession`; always decodes greedily."""
 
     def __init__(self, cloud: ScriptedCloud) -> None:
         self._cloud = cloud

@@ -1,6 +1,6 @@
-"""A scripted edge model: deterministic, instant, for tests and for trying a router or backend.
+"""A scripted edge model: deterministic and instant, for tests or to try a router or a cloud model.
 
-Its vocabulary is the 256 bytes and two end tokens, so any text is its own ids.
+Its vocabulary is the 256 bytes and two end-of-sequence tokens: a text's UTF-8 bytes are its ids.
 """
 
 import hashlib
@@ -14,18 +14,24 @@ from edgewise.edge.kv import KvSession, Slots
 from edgewise.edge.sequence import KvRow, Outputs, SequenceCache
 
 EOS, EOT = 256, 257
+"""Ids of the two end-of-sequence tokens."""
+
 SIZE = 258
 HIDDEN = 4
+"""Sizes of the vocabulary and of a hidden state."""
 
 ABLE = EdgeAbilities(slots=64)
-"""A scripted edge model can do everything, unless its `abilities` say otherwise."""
+"""Default abilities of a scripted edge model: all of them, and 64 sessions at a time."""
 
 Script = Callable[[Sequence[int]], Floats]
-"""Maps the ids so far to logits float32[258]."""
+"""Maps all token ids so far, the prompt's included, to the next token's logits (float32[258])."""
 
 
 def replying(text: str, *, prompt: str, unsure: Sequence[int] = ()) -> Script:
-    """Writes `text` after `prompt`, then EOS; certain except at the offsets in `unsure`."""
+    """Return a script that answers `prompt` with `text`, then EOS.
+
+    It is certain of each token, but at the byte offsets of `text` in `unsure` nearly undecided.
+    """
     reply = [*text.encode(), EOS]
     start = len(prompt.encode())
 
@@ -41,7 +47,10 @@ def replying(text: str, *, prompt: str, unsure: Sequence[int] = ()) -> Script:
 
 
 def noise(seed: int = 0, *, scale: float = 3.0) -> Script:
-    """Random but reproducible logits that depend on every id before."""
+    """Return a script of reproducible random logits, which depend on `seed` and all ids so far.
+
+    `scale` is the standard deviation of the logits.
+    """
 
     def script(ids: Sequence[int]) -> Floats:
         digest = hashlib.sha256(bytes([seed % 256]) + np.asarray(ids, np.int32).tobytes())
@@ -52,37 +61,38 @@ def noise(seed: int = 0, *, scale: float = 3.0) -> Script:
 
 
 class ByteTokenizer:
-    """Implements `Tokenizer`: an id is a byte, 256 and 257 end an answer."""
+    """A tokenizer whose ids are UTF-8 bytes; 256 and 257 end an answer. Implements `Tokenizer`."""
 
     size = SIZE
     eos_ids = frozenset({EOS, EOT})
     chat_template: str | None = None
 
     def __init__(self, end: str = "<end>") -> None:
-        """`end` is how the end token is written: another text makes another vocabulary."""
+        """`end` is the text of token 256; with another text the vocabulary is another one."""
         self.special = {EOS: end, EOT: "<turn>"}
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """UTF-8 bytes; no special token is read."""
+        """Return the UTF-8 bytes of `text`; special tokens in it are not recognised."""
         return list(text.encode())
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
-        """UTF-8 bytes; there is no BOS."""
+        """Return the UTF-8 bytes of `text`; there is no BOS token."""
         return self.encode(text)
 
     def piece(self, token: int) -> bytes:
-        """The byte, or nothing for an end token."""
+        """Return the token's byte; no bytes for an end token."""
         return bytes([token]) if token < 256 else b""
 
     def special_text(self, name: str) -> str:
-        """Templates see none."""
+        """Return "": chat templates get no special tokens."""
         return ""
 
 
 class ScriptedEdge(EdgeModel):
-    """Implements `EdgeModel` over a `Script`; it lacks what `abilities` do not name.
+    """An edge model whose logits come from a `Script`. Implements `EdgeModel`.
 
-    `computed` counts the ids run, of all sessions, to prove that none runs twice.
+    `abilities` say what it can do. `computed` counts the ids that all its sessions have run, so
+    that a test can prove that none ran twice.
     """
 
     def __init__(
@@ -117,11 +127,11 @@ class ScriptedEdge(EdgeModel):
         return "scripted"
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
 
 class _ScriptedCache(SequenceCache):
-    """The ids themselves are all there is to keep."""
+    """The KV cache of one sequence, which here holds nothing but the ids."""
 
     def __init__(self, model: ScriptedEdge) -> None:
         self._model = model

@@ -1,8 +1,9 @@
 """The session protocol between a device and a gateway, version 1: see docs/protocol.md.
 
 One WebSocket is one session; each binary message is one frame, a msgpack array whose first element
-says which. Every frame with ids says at which position they start; what stood from there on is
-gone. A check over the whole prefix proves that both sides hold the same ids.
+is the frame's type. Every frame with token ids says at which position of the session's sequence
+(the prefix) they start; they replace all ids from there on. A checksum of the whole prefix proves
+that both sides hold the same ids. A consult (a request to the cloud model) is an `Ask` here.
 """
 
 from array import array
@@ -19,22 +20,24 @@ from edgewise.sampling import Sampling
 
 VERSION = 1
 PATH = "/v1/session"
+"""The protocol's version, and the path of its WebSocket."""
 
 SUBPROTOCOL, KEY_SUBPROTOCOL = "edgewise.v1", "edgewise.key."
-"""WebSocket subprotocols of a browser page, which cannot set headers: the protocol, and its key
-after the second's dot. The gateway answers with the first only."""
+"""WebSocket subprotocols that a browser page offers, since it cannot set headers. The page's key
+follows the second's dot. The gateway accepts the first."""
 
 MAX_IDS, MAX_FRAME, MAX_SPAN, MAX_TOP = 1 << 17, 1 << 20, 4096, 20
-"""Most ids of a prefix, bytes of a frame (a full prefix fits), tokens and candidates."""
+"""Most ids of a prefix, bytes of a frame (a full prefix fits), tokens of an `Ask` (to write, or to
+verify) and candidates reported for each token."""
 
 MAX_DEADLINE = 600_000
-"""Milliseconds."""
+"""Longest deadline of an `Ask`, in milliseconds."""
 
 SHOWN = 8
-"""Characters of a session's name that are shown: the whole name resumes it."""
+"""Characters of a session's name that logs may show: whoever knows all can resume the session."""
 
 VOCABULARY = "vocabulary"
-"""Reason of a refused session: the device's ids do not mean what the engine's do."""
+"""`Failed.reason` if the tokenizers of device and engine give different ids."""
 
 _PRIME = (1 << 61) - 1
 _BASE = 1_000_003
@@ -48,10 +51,15 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
 WireIds = Annotated[list[Count], msgspec.Meta(max_length=MAX_IDS)]
 Checksum = Annotated[int, msgspec.Meta(ge=0, lt=1 << 61)]
 Name = Annotated[str, msgspec.Meta(max_length=64)]
+"""Types of the frames' fields; a decoder enforces their bounds."""
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """Device, first: `session` resumes one ("" is a new one), `tokenizer` proves the vocabulary."""
+    """The device's first frame: asks for a session.
+
+    `version` is the protocol's, `tokenizer` the fingerprint of the device's vocabulary
+    (`tokenizer_fingerprint`), `session` the name of a session to resume ("": a new one).
+    """
 
     version: Count
     tokenizer: Name
@@ -59,7 +67,11 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Device: ids that a later consult will need; best effort, not answered."""
+    """From the device: ids of the prefix that a later `Ask` will need, for the engine to prefill.
+
+    `ids` start at `position`; `checksum` is that of the whole prefix after them. Best effort: not
+    answered, but for `NeedFull`.
+    """
 
     position: Count
     ids: WireIds
@@ -67,10 +79,12 @@ class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Device: `n` tokens after the ids. `top` candidates a token, `deadline` in milliseconds.
+    """From the device: asks the cloud model for `n` tokens, or to verify draft tokens.
 
-    `sampling` is None for greedy, else (temperature, top_k, top_p, min_p, seed). The last `verify`
-    ids before them are the device's and to be verified; `n` may be 0 then.
+    `ask` numbers the consult within the session. `ids` start at `position`; `checksum` is that of
+    the whole prefix after them. `deadline` is in milliseconds; `top` candidates are reported for
+    each token. `sampling` is None for greedy, else (temperature, top_k, top_p, min_p, seed). With
+    `verify` above 0 the last `verify` ids of the prefix are draft tokens to verify, and `n` is 0.
     """
 
     ask: Count
@@ -85,18 +99,22 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """Device: the completion is not wanted any more."""
+    """From the device: the answer to the consult `ask` is no longer wanted."""
 
     ask: Count
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """Device: forget the session."""
+    """From the device: ends the session; the gateway forgets its ids."""
 
 
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=16):
-    """Gateway, to `Open`: the session's name, how many ids it holds, with their check; whether
-    its engines can verify the device's tokens."""
+    """The gateway's answer to `Open`.
+
+    `session` is the session's name, `known` how many ids the gateway still holds of it, `checksum`
+    theirs. `engine` is the engines' type, `model` the cloud model's name; `verifies` says whether
+    the engines can verify draft tokens.
+    """
 
     version: Count
     session: Name
@@ -108,10 +126,12 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=16):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
-    """Gateway, to `Ask`: a completion. `top` holds (id, logprob) pairs a token.
+    """The gateway's answer to the `Ask` numbered `ask`: a completion.
 
-    `verified` holds (logprob of the device's id, the model's own id, logprob of its likeliest) for
-    each that was to be verified.
+    `ids` are the tokens that the cloud model wrote, `logprobs` (nats) theirs, `top` the candidates
+    (id, logprob) for each. `stopped`: the model ended the answer. `cached` and `computed` count
+    prompt tokens by the engine's meter, None if not reported. `verified` holds for each verified
+    draft token (its logprob, the cloud model's own choice, the logprob of the likeliest token).
     """
 
     ask: Count
@@ -126,16 +146,20 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 
 class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
-    """Gateway: it does not hold the prefix of `ask` (None: of a prefetch); send it from 0."""
+    """From the gateway: it lacks ids of the prefix; the device must send all of them, from 0.
+
+    `ask` is the number of the `Ask` that needed them (None: a `Prefetch`).
+    """
 
     ask: Count | None = None
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=19):
-    """Gateway: `reason` as the device reports it; `retry_after` in milliseconds, where it is set.
+    """From the gateway: the consult `ask` failed, or the session (`ask` None), which is over then.
 
-    With `ask` None the session is over. To `Open`, the reason may also be `VOCABULARY`.
-    `request_id` is the engine's where it gave one, else that of the consult.
+    `reason` is a `Fault`, which the device reports as `Token.reason`, or in answer to `Open` also
+    `VOCABULARY`. After `retry_after` milliseconds, if given, the device may try again.
+    `request_id` names the request in the engine's log, else the consult in the gateway's.
     """
 
     ask: Count | None
@@ -151,6 +175,7 @@ FromGateway = Opened | Reply | NeedFull | Failed
 _Frame = TypeVar("_Frame")
 
 encode = msgspec.msgpack.Encoder().encode
+"""Encodes a frame as bytes."""
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[_Frame], data: bytes) -> _Frame:
@@ -164,17 +189,18 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Frame], data: bytes) -> _Frame:
 
 from_device = partial(_decoded, msgspec.msgpack.Decoder(FromDevice))
 from_gateway = partial(_decoded, msgspec.msgpack.Decoder(FromGateway))
-"""A frame of bytes; they raise `CloudProtocolError` for anything else."""
+"""Decode a frame from a device or from a gateway. Raise `CloudProtocolError` for other bytes."""
 
 
 class Ledger:
-    """Ids by the rule of positions, with the check of all of them; 4 bytes an id.
+    """The token ids of a session's prefix, with their checksum. Takes 4 bytes an id.
 
-    The check of no ids is 0; with one more id it is (check * 1000003 + id + 1) mod (2^61 - 1).
+    The checksum of no ids is 0; with one more id it is (checksum * 1000003 + id + 1) mod
+    (2^61 - 1).
     """
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
-        """Raises `CloudProtocolError` for ids that are no unsigned 32-bit numbers."""
+        """Copy `ids`. Raises `CloudProtocolError` if one is no unsigned 32-bit number."""
         try:
             self._ids = array("I", ids)
         except (OverflowError, TypeError) as error:
@@ -186,17 +212,20 @@ class Ledger:
 
     @property
     def ids(self) -> list[int]:
-        """All of them, copied."""
+        """All ids, as a new list."""
         return self._ids.tolist()
 
     def copy(self) -> "Ledger":
-        """A copy; a quarter of a millisecond for the longest prefix."""
+        """Return a copy; this takes a quarter of a millisecond for the longest prefix."""
         made = Ledger()
         made._ids, made.checksum = self._ids[:], self.checksum
         return made
 
     def put(self, position: int, ids: "Sequence[int] | Ledger") -> bool:
-        """Replace what stands from `position` on; False where that lies beyond the end."""
+        """Replace all ids from `position` on by `ids`, and update the checksum.
+
+        Returns False, and changes nothing, if `position` lies beyond the end.
+        """
         if position > len(self._ids):
             return False
         added = ids if isinstance(ids, Ledger) else Ledger(ids)
@@ -211,7 +240,7 @@ class Ledger:
 
 
 def _checksum(ids: "array[int]") -> int:
-    """Hashes a few ids in sequence; many in rows, as vectors."""
+    """Return the checksum of ids (see `Ledger`); many are hashed in rows, as vectors."""
     if len(ids) < _ROW:
         return _horner((token + 1 for token in ids), _BASE)
     rows = -(-len(ids) // _ROW)
@@ -229,6 +258,7 @@ def _checksum(ids: "array[int]") -> int:
 
 
 def _horner(terms: Iterable[int], base: int) -> int:
+    """Evaluate a polynomial modulo `_PRIME` at `base`; `terms` are its coefficients."""
     value = 0
     for term in terms:
         value = (value * base + term) % _PRIME
@@ -236,23 +266,23 @@ def _horner(terms: Iterable[int], base: int) -> int:
 
 
 def fingerprint(ids: Sequence[Sequence[int]]) -> str:
-    """Fingerprint of a vocabulary: hash of its ids of each of `PROBES`, and their number."""
+    """Return a vocabulary's fingerprint: a hash (hex) of its token ids of each of the `PROBES`."""
     ledger = Ledger([token for part in ids for token in (*part, len(part))])
     return f"{ledger.checksum:016x}"
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """The fingerprint of the device's vocabulary in `Open`."""
+    """Return the fingerprint of a tokenizer's vocabulary, as a device sends it in `Open`."""
     return fingerprint([tokenizer.encode(text) for text in PROBES])
 
 
 def request_id(session: str, ask: int) -> str:
-    """Name of a consult in the logs of both sides and the engine, and in traces. It is not sent."""
+    """Return a consult's name in traces and in the logs of device, gateway and engine."""
     return f"{session[:SHOWN]}-{ask:x}"
 
 
 def packed(sampling: Sampling) -> tuple[float, int, float, float, int] | None:
-    """Encodes sampling settings as the tuple in `Ask`; None for greedy."""
+    """Encode sampling settings for `Ask.sampling`; None for greedy."""
     if sampling.greedy:
         return None
     s = sampling
@@ -260,7 +290,7 @@ def packed(sampling: Sampling) -> tuple[float, int, float, float, int] | None:
 
 
 def unpacked(sampling: tuple[float, int, float, float, int] | None) -> Sampling:
-    """Decodes the sampling of an `Ask`; raises `UsageError` for values out of bounds."""
+    """Decode `Ask.sampling`. Raises `UsageError` for values out of bounds."""
     if sampling is None:
         return Sampling()
     temperature, top_k, top_p, min_p, seed = sampling
