@@ -107,10 +107,7 @@ class Contender(msgspec.Struct, frozen=True):
 
 
 def contender_named(name: str) -> Contender:
-    """Return the router with this name, which must need no checkpoint, as a contender.
-
-    Raises `UsageError` for an unknown name.
-    """
+    """Return the named router, which needs no checkpoint, as a contender. Raises `UsageError`."""
     return Contender(name, router_named(name), identity=identity_named(name))
 
 

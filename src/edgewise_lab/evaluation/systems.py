@@ -43,10 +43,7 @@ def contexts_of(edge: EdgeModel, cloud: CloudModel | None) -> tuple[int, ...]:
 
 
 CLOUD_DEADLINE = 3600.0
-"""Seconds that the cloud model may take to write a whole answer.
-
-The limit is high because eight answers at a time on two cores take minutes each.
-"""
+"""Seconds that the cloud model may take for a whole answer, as one of many in parallel."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,10 +169,7 @@ def outcome_of(question: Question, answer: Answer) -> Outcome:
 
 
 class Decoded:
-    """A system that answers with a decoder: the edge alone, or a pair with a fixed threshold.
-
-    No answer depends on another.
-    """
+    """Answers each question by itself with a decoder: edge alone, or pair at a fixed threshold."""
 
     def __init__(self, decoder: Decoder, max_tokens: int) -> None:
         self.decoder = decoder
@@ -237,10 +231,7 @@ class AsServed:
 
 
 def edge_alone(edge: EdgeModel, max_tokens: int, router: Router | None = None) -> Decoded:
-    """Return a system in which the edge model answers alone.
-
-    The scores of `router` (default: max-prob) serve only as `Outcome.uncertainty`.
-    """
+    """Return the edge alone as a system; `router` (default: max-prob) scores its uncertainty."""
     policy = Policy(cloud_share=0.0)
     return Decoded(Decoder(edge, router=router or MaxProb(), policy=policy), max_tokens)
 
@@ -272,10 +263,7 @@ def paired(
 
 
 class CloudAlone:
-    """A system in which the cloud model writes the whole answer.
-
-    It does so in one request, or in requests of at most `span` tokens.
-    """
+    """The cloud model alone, asked for the whole answer at once or for `span` tokens at a time."""
 
     def __init__(
         self, cloud: CloudModel, tokenizer: Tokenizer, max_tokens: int, span: int | None = None
@@ -393,7 +381,7 @@ class CommitPoint:
 
 
 class AtPosition:
-    """A router that scores 1 at one position (in tokens, prompt included; None: nowhere), else 0."""
+    """A router that scores 1 at one position (tokens, prompt included; None: nowhere), else 0."""
 
     needs, top = Needs.NOTHING, 0
 
