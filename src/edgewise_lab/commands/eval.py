@@ -188,8 +188,8 @@ def contenders_of(
 ) -> list[Contender]:
     """Open the named routers (None: the default one) and return them as contenders.
 
-    Raises `UsageError` for a router that was trained on questions of `task`, and for two routers
-    with the same name.
+    `shares` are the cloud shares of the policies in `Contender.served`. Raises `UsageError` for a
+    router that was trained on questions of `task`, and for two routers with the same name.
     """
     found: dict[str, Contender] = {}
     for name in names:

@@ -122,7 +122,8 @@ def pace_named(name: str | None, chosen: Settings) -> Pace:
 def served(chosen: Settings) -> Generator[str]:
     """Yield the URL of the cloud model; the bundled one is served by a gateway for this block.
 
-    Raises `UsageError` if the settings name several clouds, or one without a URL.
+    Raises `UsageError` if the settings name several clouds, one at a host that they do not allow,
+    or one without a URL.
     """
     require_one_cloud(chosen)
     address = cloud_address(chosen)

@@ -168,7 +168,7 @@ def _recipe(label: Label, *, hidden: int | None, epochs: int, seed: int) -> Reci
 
 
 class ShownStages(Progress):
-    """Shows the stages of a training as a progress bar."""
+    """A progress bar that shows the stages of a training."""
 
     def __init__(self, bar: Bar) -> None:
         self._bar = bar

@@ -53,8 +53,8 @@ _LIMITS, _DRAWS = ("max_cost", "max_cost_day"), ("temperature", *options.DRAWS)
 class SideAnswer(Outcome, frozen=True, kw_only=True):
     """A system's answer to one prompt, graded.
 
-    `tokens` is empty for the cloud alone, whose tokens are not known one by one. `paid` is the
-    price of the cloud's work, None without a price list.
+    `tokens` is empty for the cloud alone, which does not report them one by one. `paid` is the
+    price of the cloud's work in this answer, None if no price is set.
     """
 
     tokens: tuple[Token, ...] = ()

@@ -90,7 +90,7 @@ class Realised(msgspec.Struct, frozen=True):
 
 
 class Answers:
-    """Makes a pair's greedy answers at fixed thresholds, each only once.
+    """The greedy answers of a pair at fixed thresholds, each made only once.
 
     An answer is reused for every threshold that would give the same answer (`Standing`).
     """

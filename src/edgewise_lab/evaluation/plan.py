@@ -112,7 +112,7 @@ def contender_named(name: str) -> Contender:
 
 
 class Evaluation:
-    """Answers the questions of one task with systems made of one edge and one cloud model."""
+    """A comparison, on one task, of systems that are made of one edge and one cloud model."""
 
     def __init__(
         self,
@@ -149,9 +149,10 @@ class Evaluation:
     ) -> dict[Cell, list[Outcome]]:
         """Answer all questions with the `systems`; return the outcomes in the order of the report.
 
-        Each of the `contenders` (routers) is run at each of the cloud shares. The result also has
-        edge alone and cloud alone if an earlier run stored all their outcomes, and cloud alone if
-        the right answers are unknown.
+        `contenders` are the routers to compare; `shares` are the cloud shares, except for the
+        policies in `Contender.served`, which have their own. The result also has edge alone and
+        cloud alone if an earlier run stored all their outcomes, and cloud alone if the right
+        answers are unknown.
         """
         found: dict[Cell, list[Outcome]] = {}
         for _, make in self._parts(contenders, shares, systems, found):
@@ -315,7 +316,7 @@ class Evaluation:
         return [as_graded_today(*both) for both in zip(questions, found, strict=True)]
 
     def _kept(self, cell: Cell) -> bool:
-        """Whether an earlier run has kept all its outcomes."""
+        """Whether an earlier run has stored all outcomes of the cell."""
         return all(self.store.get(cell, question) for question in self.task.questions)
 
     def _store_of(self, contender: Contender) -> Store[Outcome]:
@@ -376,7 +377,7 @@ AGREEMENT = (
 
 
 def warnings(task: Task, contenders: Sequence[Contender], table: Sequence[Row]) -> list[str]:
-    """Return sentences that warn of what makes the figures in `table` less than they seem.
+    """Return warnings about the figures in `table`, one sentence each.
 
     They name routers that were trained or calibrated on another task, systems that missed their
     cloud share, and a task without right answers. A share is missed if its whole 95 % interval is

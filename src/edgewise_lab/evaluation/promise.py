@@ -24,7 +24,7 @@ from edgewise_lab.evaluation.systems import Outcome, cloud_share
 
 CONFIDENCE = 0.95
 SHARES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
-"""Fractions of the edge's tokens: each gives a threshold that so many of their scores reach."""
+"""Fractions of the edge's tokens; a threshold is tested for each, which so many scores reach."""
 
 _BETWEEN = 24
 """Number of further thresholds, evenly spaced in log-odds from the first to the last of these."""
@@ -34,7 +34,7 @@ _MOST = 100_000
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """A threshold, and the quality of the answers to the calibration prompts that it keeps.
+    """A threshold with the quality that it keeps, as measured on the calibration prompts.
 
     `right` of `prompts` answers were right, or agreed with the cloud's. `least` is the lower bound
     of that rate at 95% confidence. `share` is the cloud share, `interval` its 95% interval.
@@ -51,7 +51,7 @@ class Promise(msgspec.Struct, frozen=True):
 def sequence(edge: EdgeModel, router: Router) -> list[float]:
     """Return the thresholds to test, ascending.
 
-    They are quantiles of the router's scores on fixed built-in prompts, which the edge answers
+    They come from quantiles of the router's scores on fixed built-in prompts that the edge answers
     alone, and so do not depend on the calibration prompts.
     """
     scores = own_scores(edge, router)

@@ -75,10 +75,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     `cut` is the fraction of replies cut at the maximum length, `changed` the fraction of consults
     (requests to the cloud model) whose first token differed from the edge's. `cloud_calls` counts
-    consults, `prompt_cached` and `prompt_computed` the cloud's prompt tokens as its engine reports
-    them (None: not reported). `cloud_work` is the tokens that the cloud computed of prompts or
-    wrote, over the same of the cloud alone. `difference` is the accuracy minus that of the report's
-    main system, if there is one.
+    answered consults, `prompt_cached` and `prompt_computed` the cloud's prompt tokens as its engine
+    reports them (None: not reported). `cloud_work` is the tokens that the cloud computed of prompts
+    or wrote, over the same of the cloud alone. `difference` is the accuracy minus that of the
+    report's main system, if there is one.
     """
 
     system: str

@@ -49,13 +49,13 @@ CLOUD_DEADLINE = 3600.0
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A graded answer with its cost; `question` is the question's id.
 
-    `right` is the lenient grade, `strict` the strict one; both are False if `to_read`: then a
+    `right` is the lenient grade, `strict` the strict one; neither counts if `to_read`: then a
     person must grade the reply. `cut` says that the answer ended at its maximum length or at a full
     context.
 
     `cloud_tokens` counts the cloud model's tokens in the answer, `wasted_tokens` those requested
-    but not used. `consults` counts the requests to the cloud model that were answered, `failed` the
-    others; in `changed` of them the first token differed from the edge's. `discarded` counts
+    but not used. `consults` counts the answered requests to the cloud model, `changed` those of
+    them whose first token differed from the edge's, `failed` the other requests. `discarded` counts
     the edge's tokens of an answer that the cloud then wrote anew. `cached` and `computed` count
     prompt tokens as the cloud's engine reports them (None: not reported).
 
@@ -124,7 +124,7 @@ def unseen(text: str) -> None:
 
 
 class System(Protocol):
-    """Answers questions one at a time."""
+    """A way to answer questions, such as the edge alone, the cloud alone or a pair."""
 
     def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
         """Answer greedily; `saw` gets the text as it arrives.
@@ -169,7 +169,7 @@ def outcome_of(question: Question, answer: Answer) -> Outcome:
 
 
 class Decoded:
-    """Answers each question by itself with a decoder: edge alone, or pair at a fixed threshold."""
+    """Edge alone, or a pair at a fixed threshold, as a system whose answers are independent."""
 
     def __init__(self, decoder: Decoder, max_tokens: int) -> None:
         self.decoder = decoder

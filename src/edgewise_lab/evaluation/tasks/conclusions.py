@@ -43,7 +43,7 @@ _MARKED = r"(?:\*\*|__|\\boxed\s*\{)([^*\n{}]+)(?:\*\*|__|\})"
 
 
 def concluded(text: str) -> str | None:
-    """Return what follows "Answer:" in the last line; None if not exactly that line has it."""
+    """Return what follows "Answer:" if the last line, and no other, begins with it, else None."""
     lines = [line.strip() for line in _unmarked(text).splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(_LINE)]
     if len(said) != 1 or said != lines[-1:]:

@@ -34,10 +34,11 @@ def suited(answer: str, choices: Sequence[str] | None) -> Grading:
 
 
 def is_right(question: Question, text: str) -> bool:
-    """Whether a reply is right by lenient grading: its last conclusion counts, in any format.
+    """Whether a reply is right by lenient grading, as the question's `check` says.
 
-    False if the right answer is unknown or a person must grade the reply. Raises `UsageError` if
-    the question's regular expression or schema takes too long.
+    The last choice or number that the reply concludes with counts, in any format. False if the
+    right answer is unknown or a person must grade the reply. Raises `UsageError` if the question's
+    regular expression or schema takes too long.
     """
     if not question.known:
         return False
@@ -128,7 +129,7 @@ def named_choice(question: Question, text: str) -> str | None:
 
 
 def named_number(question: Question, text: str) -> str | None:
-    """Return the number that a reply concludes with, in a form that is the same if equal."""
+    """Return the number that a reply concludes with, or None; equal numbers are written alike."""
     if not _is_chat(question):
         return _plain(extract_number(text))
     said = conclusions.says_number(text)

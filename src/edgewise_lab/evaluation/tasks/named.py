@@ -97,9 +97,9 @@ def with_calibration(
     task without right answers raises `UsageError`, as do other options that do not fit.
 
     The calibration questions are the last ones of the file `calibration_data`, which is like
-    `data`. Without it they come from the task's calibration split, else (to test) from the end of
-    its train split, which training leaves out, else from the end of the task's own questions. If
-    `calibrated` is False and no `calibration` is given, that end also stays among those to use.
+    `data`. Without it they come from the task's calibration split; else, if `use` is "test", from
+    the end of its train split, which training leaves out; else from the end of the task's own
+    questions. If `calibrated` is False and no `calibration` is given, that end is used as well.
     """
     counts = {"limit": limit, "calibration": calibration, "max_tokens": max_tokens}
     for setting, value in counts.items():

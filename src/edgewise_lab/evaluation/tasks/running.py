@@ -21,8 +21,8 @@ def run(request: bytes) -> bytes:
     """Run a reply's code, then its tests; return the request's token, or nothing after an error.
 
     The request is a JSON list: a random token, the working folder, Python that runs first and may
-    fail, the reply's code, and the tests. Code that ends the process or writes to its pipes does
-    not know the token, and so does not count as right.
+    fail, the reply's code, and the tests. The token keeps code that ends the process, or writes to
+    its pipes, from counting as right.
     """
     token, folder, before, code, tests = json.loads(request)
     _enclose(folder)
