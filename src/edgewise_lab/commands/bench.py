@@ -1,4 +1,4 @@
-"""`edgewise bench`: speeds on this machine, and a pair beside other systems."""
+"""`edgewise bench`: measure speeds on this machine, and compare a pair with other systems."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -143,7 +143,10 @@ def _measured(
     like: Conditions,
     progress: Progress,
 ) -> tuple[list[LinkRow], CloudPace]:
-    """A row for every share and round trip, all else as in `like`; and the cloud without a link."""
+    """Return a row for every share and round trip, and the cloud's pace without the emulated link.
+
+    `trips` are in ms; all other conditions are as in `like`.
+    """
     asked, held_out = tasks
     bar = progress.add_task("answers", total=3 * len(shares) * len(trips) * len(asked.questions))
     with open_pair(without_cloud(chosen)) as pair, served(chosen) as url:

@@ -1,4 +1,4 @@
-"""`edgewise demo`: the bundled pair on held-out questions."""
+"""`edgewise demo`: show what the bundled pair does on questions it was not trained on."""
 
 from typing import Annotated
 
@@ -67,7 +67,7 @@ def demo(
 
 
 def _compared(pair: Pair, questions: Task, progress: Progress) -> list[Row]:
-    """The figures of edge, pair and cloud."""
+    """Return the figures of edge alone, cloud alone and pair on these questions."""
     edge, cloud = pair.both()
     bar = progress.add_task("answers", total=3 * len(questions.questions))
     evaluation = Evaluation(
@@ -84,7 +84,7 @@ def _compared(pair: Pair, questions: Task, progress: Progress) -> list[Row]:
 
 
 def _show(alone: Decoder, pair: Decoder, task: Task) -> None:
-    """The edge model's answer, and the pair's, to questions that one token decides."""
+    """Print the edge model's and the pair's answers to the questions in `SHOWN`."""
     render.out.print("Words in [bold red underline]red[/] are the cloud's.\n", markup=True)
     by_id = {question.id: question for question in task.questions}
     for question in map(by_id.__getitem__, SHOWN):

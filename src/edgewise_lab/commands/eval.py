@@ -1,4 +1,4 @@
-"""`edgewise eval`: what a router buys on a task."""
+"""`edgewise eval`: compare edge alone, cloud alone, routers and baselines on a task."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
 
 _NAMED = 3
-"""Questions that an error names."""
+"""Number of questions that an error message names."""
 
 
 # Answers are greedy, so there are no draws; speculating changes none; a cloud that fails ends it.
@@ -116,7 +116,7 @@ def _compared(
     systems: Sequence[str],
     workers: int,
 ) -> tuple[list[Contender], list[Row]]:
-    """The routers, and every system's figures; none without edge and cloud."""
+    """Return the routers and all systems' figures; no figures without edge and cloud alone."""
     with pair.open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
         asked = routers if set(systems).intersection(OF_ROUTERS) else ()
@@ -148,7 +148,10 @@ def tell(
     csv: Path | None,
     main: str | None = None,
 ) -> None:
-    """Prints the figures, with what to know of them, and writes them to `csv`."""
+    """Print the figures as tables with warnings, or as JSON; also write them to the file `csv`.
+
+    `main` is the name of the system that the tables compare the others with.
+    """
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"
     sentences = warnings(task, contenders, table)
@@ -165,6 +168,10 @@ def tell(
 
 
 def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
+    """Return the cloud shares to run, ascending: those given, else that of the settings.
+
+    Raises `UsageError` for a share that is not between 0 and 1.
+    """
     default = opening.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = given or [default]
     if not all(0 < share < 1 for share in shares):
@@ -179,6 +186,11 @@ def contenders_of(
     task: Task,
     shares: Sequence[float] = (),
 ) -> list[Contender]:
+    """Open the named routers (None: the default one) and return them as contenders.
+
+    `shares` are the cloud shares of the policies in `Contender.served`. Raises `UsageError` for a
+    router that was trained on questions of `task`, and for two routers with the same name.
+    """
     found: dict[str, Contender] = {}
     for name in names:
         named = replace(chosen, router=name)
@@ -205,7 +217,7 @@ def served(
     edge: EdgeModel,
     shares: Sequence[float],
 ) -> dict[float, Policy]:
-    """The policy that users of `router` get with each share, but that a failing cloud ends it."""
+    """Return the policy of users for each cloud share, except that a failing cloud raises."""
     as_set = [
         replace(chosen, cloud_share=one, threshold=None, on_cloud_error="raise") for one in shares
     ]
@@ -216,7 +228,7 @@ def served(
 
 
 def _require_unseen(folder: Path | None, task: Task) -> None:
-    """A router that was trained on the questions would be flattered by them."""
+    """Raise `UsageError` if the router was trained on questions of the task."""
     trained = trained_digests(folder) if folder else frozenset[str]()
     seen = [question.id for question in task.questions if digest(question.text) in trained]
     if seen:
@@ -228,13 +240,13 @@ def _require_unseen(folder: Path | None, task: Task) -> None:
 
 
 def require_folder(path: Path | None) -> None:
-    """Raises `UsageError`, before the work, if the folder of `path` does not exist."""
+    """Raise `UsageError`, before any work is done, if the folder of `path` does not exist."""
     if path is not None and not path.parent.is_dir():
         raise UsageError(f"{str(path)!r} cannot be written: there is no such folder.")
 
 
 def write(path: Path, text: str) -> None:
-    """Raises `UsageError` if it cannot."""
+    """Write a text file in UTF-8. Raises `UsageError` if it cannot be written."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`edgewise bench frontier`: a pair beside everything else that could answer, on all axes."""
+"""`edgewise bench frontier`: compare a pair with all alternatives in quality, time and cost."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -43,7 +43,7 @@ from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
 
 EMULATED_TRIP = 50.0
-"""Round trip to the bundled cloud, which is on this machine, ms."""
+"""Default emulated round trip to the bundled cloud, which runs on this machine, in ms."""
 
 COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 
@@ -98,7 +98,10 @@ def frontier(
 
 
 class _Wish(NamedTuple):
-    """The command's options; rows are compared with the first router at the first share."""
+    """The command's options; `tasks` are the questions to answer and those to calibrate on.
+
+    All rows are compared with the first router at the first share.
+    """
 
     chosen: Settings
     tasks: tuple[Task, Task]
@@ -118,7 +121,11 @@ class _Wish(NamedTuple):
 
 
 class _Opened(NamedTuple):
-    """Models and link, open; `key` is what the cloud is asked with."""
+    """The open models and the emulated link to the cloud (None: no emulation).
+
+    `near` opens the cloud without the link. `pace` is the speed that the edge is slowed down to;
+    `larger` is the larger edge model with its pace, if there is one.
+    """
 
     edge: EdgeModel
     cloud: CloudModel
@@ -129,7 +136,7 @@ class _Opened(NamedTuple):
 
 
 def _compared(wish: _Wish, round_trip: float | None, out: Path | None, *, hidden: bool) -> Frontier:
-    """Answers all questions with every system, and makes the report."""
+    """Answer all questions with every system and return the report."""
     asked, held_out = wish.tasks
     trip = EMULATED_TRIP if round_trip is None and wish.address == "bundled" else round_trip
     with ExitStack() as stack, render.progress(hidden=hidden) as progress:
@@ -196,7 +203,7 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
 
 @contextmanager
 def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
-    """Address of the cloud: served as for a link, or a file loaded here."""
+    """Yield the cloud's address: a URL, where need be of a gateway started here, or a file."""
     address = wish.address
     if address == "none":
         raise UsageError("A frontier needs a cloud", hint="name one", setting="cloud")
@@ -213,7 +220,7 @@ def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
 
 
 def _larger_pace(pace: Pace, edge: EdgeModel, larger: EdgeModel) -> Pace:
-    """Scales the pace by the measured ratio of the two models' speeds."""
+    """Return the edge's pace scaled by the measured ratio of the two models' speeds."""
     if pace == UNPACED:
         return UNPACED
     return pace.times(measured_pace(larger).of(1) / measured_pace(edge).of(1))
@@ -226,7 +233,7 @@ def _plan(
     thresholds: Mapping[tuple[str, float], float],
     larger: tuple[EdgeModel, Pace] | None,
 ) -> dict[str, Callable[[], Timed]]:
-    """Systems by the names of their rows."""
+    """Return functions that make the systems, by the names of their rows in the report."""
     speculate = wish.chosen.speculate
     plan: dict[str, Callable[[], Timed]] = {EDGE.system: systems.edge}
     if larger is not None:
@@ -247,7 +254,7 @@ def _plan(
 def _thresholds(
     one: Contender, wish: _Wish, held_out: Task, opened: _Opened, store: Store[MeasuredAnswer]
 ) -> dict[float, float]:
-    """The router's own, and what it lacks set on other questions, over no link and at no pace."""
+    """Return the thresholds by share; missing ones are set on `held_out`, without link or pace."""
 
     def fresh(lacking: Sequence[float]) -> Mapping[float, Calibrated]:
         with closing(opened.near()) as cloud:
@@ -258,7 +265,7 @@ def _thresholds(
 
 
 def _conditions(wish: _Wish, trip: float | None) -> dict[str, object]:
-    """Conditions of the measurement, for readers of the figures."""
+    """Return the conditions of the measurement, which the report shows."""
     return {
         "task": wish.tasks[0].name,
         "edge": wish.chosen.edge,

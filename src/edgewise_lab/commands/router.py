@@ -1,4 +1,4 @@
-"""`edgewise router`: look at a checkpoint, prove that it works, publish it."""
+"""`edgewise router`: show, check and publish the checkpoint of a trained router."""
 
 from pathlib import Path
 from typing import Annotated
@@ -96,7 +96,7 @@ def push(
 
 
 def _upload(folder: Path, repo: str, *, private: bool) -> str:
-    """Publish a checkpoint, as a new commit if the repository exists; returns its URL."""
+    """Publish a checkpoint, as a new commit if the repository exists; return the hub's URL."""
     import huggingface_hub
 
     from edgewise.hub.client import explained

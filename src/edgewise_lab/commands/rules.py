@@ -1,4 +1,4 @@
-"""`edgewise bench rules`: every rule for who writes a token, on a task, by PyTorch."""
+"""`edgewise bench rules`: compare rules for which model writes a token, computed by PyTorch."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -123,7 +123,10 @@ def _named(names: str | None) -> list[Rule]:
 
 
 def _opened(chosen: Settings, device: str) -> tuple[RowModel, RowModel, Tokenizer]:
-    """Edge and cloud, and their tokenizer. Raises `VocabularyMismatch` for two."""
+    """Open both models for PyTorch; return edge, cloud and their common tokenizer.
+
+    Raises `VocabularyMismatch` if they have different vocabularies.
+    """
     addresses = chosen.edge, opening.cloud_address(chosen)
     if addresses[1] == "none":
         raise UsageError("Rules need a cloud", hint="name one", setting="cloud")

@@ -1,4 +1,4 @@
-"""Code shared by commands: task options, the two ends of a benchmark, tables of figures."""
+"""Code that commands share: options of tasks, models of benchmarks, progress, tables."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -66,7 +66,7 @@ Workers = Annotated[int, typer.Option(min=1, max=64, help="Questions answered at
 
 @contextmanager
 def resume_hint(how: str) -> Generator[None]:
-    """On Ctrl-C, or where the cloud fails, prints how to resume."""
+    """Print `how` to resume if the block ends by Ctrl-C or a `CloudError`, which is passed on."""
     try:
         yield
     except (KeyboardInterrupt, CloudError):
@@ -75,7 +75,7 @@ def resume_hint(how: str) -> Generator[None]:
 
 
 def tell_of_code(tasks: Iterable[Task]) -> None:
-    """Says that replies are run here, if they are."""
+    """Tell the user that code in replies is run on this machine, if a task asks for code."""
     if any(question.check == "code" for task in tasks for question in task.questions):
         render.note(
             "The code in replies is run on this machine, each in a process of at most "
@@ -84,7 +84,10 @@ def tell_of_code(tasks: Iterable[Task]) -> None:
 
 
 def counted(progress: Progress, name: str, total: int | None = None) -> Callable[..., None]:
-    """Shows a bar; a call is one step of it, of so many, about, if a number is given."""
+    """Add a progress bar and return a function that advances it by one step.
+
+    The function takes a new estimate of the total number of steps, if there is one.
+    """
     bar = progress.add_task(name, total=total)
 
     def done(total: int | None = None) -> None:
@@ -95,12 +98,17 @@ def counted(progress: Progress, name: str, total: int | None = None) -> Callable
 
 
 def without_cloud(chosen: Settings) -> Settings:
+    """Return the settings with no cloud model, for commands that ask none."""
     of_urls = {"cloud_tokenizer": None, "cloud_model": None}
     return replace(chosen, cloud="none", cloud_engine=AUTO, **of_urls)
 
 
 def pace_named(name: str | None, chosen: Settings) -> Pace:
-    """The named pace; by default the bundled edge model is slowed down to a 0.5B."""
+    """Return the speed to which the edge model is slowed down.
+
+    `name` is "0.5b" (a model of half a billion parameters; the default for the bundled edge model),
+    "none", or the address of a model, whose speed is measured here.
+    """
     name = name or ("0.5b" if chosen.edge == "bundled" else "none")
     if name == "0.5b":
         return HALF_BILLION
@@ -112,7 +120,11 @@ def pace_named(name: str | None, chosen: Settings) -> Pace:
 
 @contextmanager
 def served(chosen: Settings) -> Generator[str]:
-    """The URL of the cloud model; the bundled one gets a gateway of its own."""
+    """Yield the URL of the cloud model; the bundled one is served by a gateway for this block.
+
+    Raises `UsageError` if the settings name several clouds, one at a host that they do not allow,
+    or one without a URL.
+    """
     require_one_cloud(chosen)
     address = cloud_address(chosen)
     if address == "bundled":
@@ -131,14 +143,17 @@ def served(chosen: Settings) -> Generator[str]:
 
 
 def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
-    """The cloud model that the settings name, its vocabulary checked."""
+    """Open the cloud model that the settings name and check its vocabulary against the edge's."""
     cloud = open_cloud(settings, edge)
     assert cloud is not None
     return cloud
 
 
 def figures_tables(title: str, table: Sequence[Row], main: str | None = None) -> None:
-    """Print what every system gets right by both readings, by family, and what it asks for."""
+    """Print tables of every system's accuracy, lenient and strict, and of what it cost.
+
+    Differences are to the system named `main`, if one is named.
+    """
     captions = {0: _left_to_read(table[0].overall), -1: _COSTS}
     shown = tables_of(title, table, main)
     for place, one in enumerate(shown):
@@ -147,7 +162,10 @@ def figures_tables(title: str, table: Sequence[Row], main: str | None = None) ->
 
 
 def tables_of(title: str, table: Sequence[Row], main: str | None = None) -> list[FigureTable]:
-    """Quality and time, by family where there are several, and costs; differences are to `main`."""
+    """Return tables of quality and times, of quality by family if there are several, and of costs.
+
+    `main` is the name of the system that differences in the table refer to.
+    """
     figures = [row.overall for row in table]
     shown = [_accuracies(f"{title} (95% intervals)", figures, main)]
     if len(table[0].families) > 1:
@@ -156,7 +174,7 @@ def tables_of(title: str, table: Sequence[Row], main: str | None = None) -> list
 
 
 def drawn(table: FigureTable, caption: str | None = None) -> Table:
-    """Renders the table with rich."""
+    """Return the table as one that rich can print."""
     padding = (0, 0, 0, 1)
     title = printable(table.title) or None
     found = Table(title=title, box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
@@ -192,7 +210,7 @@ def _accuracies(title: str, table: Sequence[Figures], main: str | None) -> Figur
 def _table(
     title: str, columns: Mapping[str, Callable[[Figures], str]], table: Sequence[Figures]
 ) -> FigureTable:
-    """Those columns that say something of any system."""
+    """Return a table without the columns that are empty for all systems."""
     cells = {head: [cell(one) for one in table] for head, cell in columns.items()}
     told = {head: column for head, column in cells.items() if any(column)}
     return FigureTable(title, list(told), [list(line) for line in zip(*told.values(), strict=True)])
@@ -231,7 +249,7 @@ _COSTS = (
 
 
 def _costs(table: Sequence[Figures]) -> FigureTable:
-    """Means an answer; an engine may bill all of it."""
+    """Return the table of costs, as means per answer; a provider may bill all of these tokens."""
     columns: dict[str, Callable[[Figures], str]] = {
         "system": _named,
         "calls": lambda one: f"{one.cloud_calls / one.questions:.1f}",
@@ -273,18 +291,19 @@ def _named(figures: Figures) -> str:
 
 
 def system_named(system: str, share: float | None) -> str:
+    """Return the printable name of a system at a cloud share, such as "pair at 5%"."""
     return printable(system) + ("" if share is None else f" at {share:.0%}")
 
 
 def gap(recovered: float | None, interval: Interval | None) -> str:
-    """The gap recovered and its interval."""
+    """Return the gap recovered and its interval as text, "no gap" for None."""
     if recovered is None or interval is None:
         return "no gap"
     return _with_ends(recovered, interval)
 
 
 def _with_ends(value: float, interval: Interval) -> str:
-    """A rate and its interval; too few questions leave an end of it open."""
+    """Return a rate and its interval as text; an infinite end (too few questions) is left out."""
     low, high = (f"{100 * end:.0f}" if math.isfinite(end) else "" for end in interval)
     if low and high:
         ends = f"{low} to {high}"

@@ -1,4 +1,4 @@
-"""`edgewise train`: a router for a pair of models."""
+"""`edgewise train`: train a router for a pair of models."""
 
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +29,7 @@ from edgewise_lab.training.router import Progress, Stage, Training
 from edgewise_lab.training.spending import SpendingMeter
 
 HELPED = {True: 72, False: 130}
-"""The fewest prompts that helped, with and without known answers: docs/results.md."""
+"""Fewest training prompts that helped, by whether right answers are known (docs/results.md)."""
 
 INPUTS = tuple(SIGNALS)
 DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.default)
@@ -117,7 +117,7 @@ def _trained(
     stage: Stage | None,
     workers: int,
 ) -> object:
-    """Runs all stages, or one; returns its result."""
+    """Run all stages of the training, or only `stage`; return the result."""
     price = price_of(chosen.price) if chosen.price else None
     with open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
@@ -168,6 +168,8 @@ def _recipe(label: Label, *, hidden: int | None, epochs: int, seed: int) -> Reci
 
 
 class ShownStages(Progress):
+    """A progress bar that shows the stages of a training."""
+
     def __init__(self, bar: Bar) -> None:
         self._bar = bar
         self._task = bar.add_task("")
@@ -183,7 +185,7 @@ class ShownStages(Progress):
 
 
 def _label_for(task: Task) -> str:
-    """The best measured label (docs/results.md) for what is known of the answers."""
+    """Return the label that measured best (docs/results.md) for this kind of answers."""
     if task.known:
         return "value"
     concluded = all(one.check in ("choice", "number") for one in task.questions)

@@ -1,4 +1,4 @@
-"""`edgewise try`: a table for one's own models, by one's own prompts."""
+"""`edgewise try`: compare edge, pair and cloud on the user's own models and prompts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
@@ -40,25 +40,33 @@ from edgewise_lab.evaluation.tasks.named import open_prompts
 from edgewise_lab.tables import FigureTable
 
 MAX_TOKENS = 512
-"""Longest answer where nobody says."""
+"""Default maximum length of an answer, in tokens."""
 
 SYSTEMS = {"edge": "Edge alone", "pair": "Pair", "cloud": "Cloud alone"}
 
 _SHOWN = 300
-"""Characters of a prompt that a terminal shows."""
+"""How many characters of a prompt the terminal shows at most."""
 
 _LIMITS, _DRAWS = ("max_cost", "max_cost_day"), ("temperature", *options.DRAWS)
 
 
 class SideAnswer(Outcome, frozen=True, kw_only=True):
-    """A system's answer, with its tokens where they are known; `paid` is the cloud's price."""
+    """A system's answer to one prompt, graded.
+
+    `tokens` is empty for the cloud alone, which does not report them one by one. `paid` is the
+    price of the cloud's work in this answer, None if no price is set.
+    """
 
     tokens: tuple[Token, ...] = ()
     paid: float | None = None
 
 
 class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and each system's answer; only where it is `checked` one can be right."""
+    """A prompt and the answers to it, by system.
+
+    Only if `checked` do the grades of the answers mean anything: a right answer is known, and no
+    person is needed to grade.
+    """
 
     question: Question
     checked: bool
@@ -66,7 +74,10 @@ class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True):
-    """A system's figures over the prompts that all systems answered; `seconds` are an answer's."""
+    """A system's figures over the prompts that all systems answered.
+
+    `checked` of these prompts have a right answer; `seconds` is the mean duration of an answer.
+    """
 
     system: str
     answers: int
@@ -80,7 +91,7 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints."""
+    """What `--json` prints: edge and cloud by name, all answers, and each system's totals."""
 
     edge: str
     cloud: str
@@ -144,7 +155,7 @@ def try_(
 
 
 def _tell_where(chosen: Settings, prompts: int) -> None:
-    """What leaves this machine may be billed; said before it does."""
+    """Tell the user how many prompts will go to clouds elsewhere, which may bill them."""
     urls = [with_scheme(address) for address in each(chosen.cloud or "")]
     far = [url for url in urls if is_url(url) and not is_here(url)]
     if far:
@@ -157,7 +168,7 @@ def _tell_where(chosen: Settings, prompts: int) -> None:
 def _answer(
     pair: Pair, task: Task, max_tokens: int, found: list[SideBySide], *, shown: bool
 ) -> None:
-    """Adds each prompt to `found` before it is answered, and each answer when it is there."""
+    """Answer all prompts; append each to `found` first, then fill in its answers one by one."""
     systems, count = _systems(pair, max_tokens, shown=shown), len(task.questions)
     say = (render.out if shown else Console(quiet=True)).print
     if shown:
@@ -183,7 +194,7 @@ def _answer(
 
 
 def _warm(pair: Pair, question: Question) -> None:
-    """Weights that are read from the disk for the first time are no answer's time."""
+    """Write a token with each local model, so that no answer's time includes loading weights."""
     edge_alone(pair.edge, 1).ask(question)
     if pair.clouds[-1].local is not None:
         CloudAlone(pair.clouds[-1], pair.edge.tokenizer, 1).answer(question)
@@ -192,7 +203,7 @@ def _warm(pair: Pair, question: Question) -> None:
 def _systems(
     pair: Pair, max_tokens: int, *, shown: bool
 ) -> dict[str, Callable[[Question], SideAnswer]]:
-    """The systems by name; edge and pair, if `shown`, write to the terminal as they answer."""
+    """Return the systems by name; if `shown`, edge and pair print their tokens as they come."""
     edge = pair.edge
     alone = edge_alone(edge, max_tokens)
     whole = CloudAlone(pair.clouds[-1], edge.tokenizer, max_tokens)
@@ -218,7 +229,10 @@ def _systems(
 
 
 def _paid(pair: Pair, found: Outcome, prompt: int) -> float | None:
-    """Price of the cloud's answer, by its meter of the prompt if it has one; else by `prompt`."""
+    """Return the price of an answer of the cloud alone; None without a price list.
+
+    `prompt` is the size of the prompt in tokens, which counts if the engine reports none.
+    """
     if pair.billing is None:
         return None
     cached = found.cached or 0
@@ -228,7 +242,7 @@ def _paid(pair: Pair, found: Outcome, prompt: int) -> float | None:
 
 
 def _told(one: SideBySide, system: str) -> str:
-    """The counts of an answer in a line."""
+    """Return a line with the tokens and the duration of an answer."""
     answer = one.answers[system]
     wrote = f"{answer.output_tokens} tokens"
     if system == "pair":
@@ -243,7 +257,7 @@ def _verdict(one: SideBySide, system: str) -> str:
 
 
 def _wanted(question: Question) -> str:
-    """A right answer, or what a person has to look for; empty where nobody says."""
+    """Return the right answer, or what a person must look for; empty if unknown."""
     if not question.known:
         return ""
     if question.check == "read":
@@ -275,7 +289,7 @@ def _total(system: str, whole: Sequence[SideBySide]) -> Total:
 
 
 def _figures(tried: Tried) -> FigureTable:
-    """Without the columns that nothing is known for."""
+    """Return the table of totals, without columns for which nothing is known."""
 
     def columns(one: Total) -> Iterator[tuple[str, str]]:
         yield "system", one.system
@@ -297,7 +311,7 @@ _POLICY = {"http-equiv": "Content-Security-Policy"}
 
 
 def _page(tried: Tried, tokenizer: Tokenizer) -> str:
-    """A page that loads nothing and runs nothing, with the style of the server's."""
+    """Return an HTML page of all answers, which loads and runs nothing; styled as the server's."""
     table, style = _figures(tried), files("edgewise") / "server/page/page.css"
     rows = (_el("tr", *(_el("td", cell) for cell in row)) for row in (table.head, *table.lines))
     page = _el(
@@ -341,7 +355,7 @@ def _turn(one: SideBySide, tokenizer: Tokenizer) -> Element:
 
 
 def _written(answer: SideAnswer, tokenizer: Tokenizer) -> Iterator[Element | str]:
-    """The text, with what the cloud wrote in it marked."""
+    """Yield an answer's text as parts of HTML, with the cloud's tokens marked."""
     for token in answer.tokens:
         ends = token.id in tokenizer.eos_ids
         if token.source == "edge" or not (token.text or ends):
@@ -354,7 +368,10 @@ def _written(answer: SideAnswer, tokenizer: Tokenizer) -> Iterator[Element | str
 
 
 def _mark(text: str, instead_of: str | None = None) -> Element:
-    """What the cloud wrote; spaces before it stand outside of the mark."""
+    """Return the marked text of a cloud token; leading spaces stay outside of the mark.
+
+    `instead_of` is the edge's token that it replaced, shown struck out.
+    """
     bare = text.lstrip() or text
     space = text.removesuffix(bare)
     if instead_of is None:
@@ -364,7 +381,7 @@ def _mark(text: str, instead_of: str | None = None) -> Element:
 
 
 def _el(tag: str, *children: Element | str, **attributes: str) -> Element:
-    """An element, its class after a point. Text in it stays text."""
+    """Return an HTML element for `tag`, "NAME.CLASS"; strings in it are escaped as text."""
     name, _, its_class = tag.partition(".")
     node = Element(name, attributes | ({"class": its_class} if its_class else {}))
     for child in children:

@@ -1,4 +1,4 @@
-"""`edgewise tune`: thresholds of a router for a pair, from some prompts."""
+"""`edgewise tune`: set a router's thresholds for a pair of models from sample prompts."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -43,10 +43,10 @@ from edgewise_lab.training.spending import SpendingMeter
 from edgewise_lab.wrapped_cloud import WrappedCloud, observed
 
 FEWEST = 20
-"""Prompts; fewer say next to nothing about a share of 1%."""
+"""Smallest number of prompts; fewer say next to nothing about a cloud share of 1%."""
 
 MOST_LOST = 5
-"""Prompts at which the cloud may fail, at most a tenth: more say that it is gone."""
+"""Number of prompts (at most a tenth) at which the cloud may fail before `tune` gives up."""
 
 
 @takes(
@@ -114,7 +114,11 @@ def tune(
 
 
 class _Tuned(NamedTuple):
-    """What was found, and the `place` that keeps it; the prompts that were `lost`, with why."""
+    """What tuning found for a pair: thresholds by cloud share, with what they realised.
+
+    `tiers` has the thresholds of each further cloud, `place` is the file where they are stored,
+    `lost` maps the ids of prompts at which the cloud failed to the reasons.
+    """
 
     router: str
     models: str
@@ -169,7 +173,7 @@ def _tuned(
 def _file(
     chosen: Settings, asked: Task, edge: EdgeModel, cloud: CloudModel, identity: str
 ) -> Path | None:
-    """Where answers are kept until the thresholds are set; None for nowhere."""
+    """Return the file that keeps answers until the thresholds are set; None if there is none."""
     folder = user_path("cache", "tuning")
     if folder is None:
         return None
@@ -203,10 +207,10 @@ def _tiers(
     threshold: float,
     progress: Progress,
 ) -> dict[str, Mapping[str, float]]:
-    """Measures and keeps thresholds of each further cloud, by its share.
+    """Set and store the thresholds of each further cloud; return them by its name and share.
 
-    The clouds before it answer the prompts, the nearest at the router's `threshold`. So large a
-    share of the tokens has a score above the threshold.
+    The clouds before it answer the prompts, the nearest one at the router's `threshold`. At the
+    threshold for a share, that fraction of all tokens has a score as high.
     """
     found: dict[str, Mapping[str, float]] = {}
     policy = Policy(threshold=threshold, deadline=settings.deadline, on_cloud_error="raise")
@@ -231,7 +235,7 @@ def _tiers(
 
 
 def _scored(cloud: CloudModel, scores: list[float]) -> CloudModel:
-    """`cloud`, which adds to `scores` how unsure it is of each token."""
+    """Return `cloud` wrapped so that it adds to `scores` how unsure it is of each token."""
 
     def seen(_: int, completion: Completion) -> None:
         score = unsure(completion)
@@ -241,7 +245,7 @@ def _scored(cloud: CloudModel, scores: list[float]) -> CloudModel:
 
 
 def _agreeing(asked: Task, edge: EdgeModel, cloud: CloudModel, progress: Progress) -> Task:
-    """The cloud's own answers are right where none are known."""
+    """Return the task with the cloud's own answers as right ones, where none are known."""
     if asked.known:
         return asked
     alone = CloudAlone(cloud, edge.tokenizer, asked.max_tokens)

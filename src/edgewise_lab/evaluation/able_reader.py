@@ -1,6 +1,7 @@
-"""A reader of passages that can read, simulated by a cloud that scores tokens.
+"""A simulated cloud model that verifies passages sentence by sentence.
 
-It tells what the grain costs, a sentence in place of a token, apart from who reads.
+It takes its verdicts from a cloud model that scores tokens. So an evaluation can tell what is lost
+by verifying whole sentences in place of tokens, apart from how well a chat model would judge them.
 """
 
 from collections.abc import Sequence
@@ -17,14 +18,15 @@ from edgewise.loop.policy import RATIO
 from edgewise.prompts import Prompt
 
 AT_ONCE, MOST = 16, 128
-"""Tokens that the cloud is asked for at a time, and at most for a sentence."""
+"""Tokens that one request asks the cloud for, and the most that it writes for a sentence."""
 
 
 class AbleReader(CloudModel):
-    """Lets stand what `cloud` would, and writes the first sentence that it would not.
+    """A cloud model that accepts sentences, and rewrites the first one that it rejects.
 
-    A sentence does not stand where the cloud gives one of its tokens less than `RATIO` of its
-    likeliest. `cloud` must verify, and have the edge's vocabulary.
+    A sentence is rejected if `cloud`, the model behind it, gives one of the sentence's tokens less
+    than `RATIO` times the probability of the likeliest token (and would not choose it itself).
+    `cloud` must be able to verify tokens and have the edge's vocabulary, that of `tokenizer`.
     """
 
     reads_passages = verifies = True
@@ -74,7 +76,7 @@ class _Session(CloudSession):
         return Completion(ids=(), logprobs=(), stand=request.verify)
 
     def _rewritten(self, request: ConsultRequest, at: int, before: str) -> Completion:
-        """The cloud's own sentence at a position of the ids; an end of the answer ends it."""
+        """Return the sentence that the cloud writes at index `at`, or its end of the answer."""
         prefix, ids, ends = [*request.ids[:at]], list[int](), [0, 0]
         code = in_code(before + self._text(request.ids[len(request.ids) - request.verify : at]))
         while len(ends) < 2 or ends[0] == len(ids):

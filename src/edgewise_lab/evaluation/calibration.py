@@ -1,4 +1,4 @@
-"""Thresholds that realise a cloud share."""
+"""Calibration: find the thresholds at which a pair's answers have given cloud shares."""
 
 import threading
 from bisect import bisect_left
@@ -21,19 +21,20 @@ from edgewise_lab.evaluation.tasks.base import Question, Task
 
 ROUNDS = 12
 _EACH = 0.6
-"""Answers that a share takes, for each question, before it is known."""
+"""Estimate, for progress bars: new answers that a cloud share takes, per question."""
 
 Done = Callable[[int], None]
-"""Is called after each answer that is made, with how many there will be, about."""
+"""A callback after each new answer; it gets the estimated number of answers in all."""
 
 SETTLED = 0.03
-"""A realised share this close to the one asked for (relative) is taken."""
+"""Relative error at which a realised cloud share is close enough to the one asked for."""
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """A threshold, the cloud share that it realised, and which answers were right.
+    """A calibrated threshold, with what its answers to the calibration questions came to.
 
-    `interval` is the 95% interval of that share, over questions.
+    `share` is the cloud share of these answers, `interval` its 95% interval over questions. `right`
+    has a grade for each answer.
     """
 
     threshold: float
@@ -43,10 +44,11 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """An answer at a `threshold`, and the others at which it is the same: above `low`, to `high`.
+    """An answer, made at `threshold`, with the range of thresholds that would give the same answer.
 
-    At any of them every score falls on the side where it fell, so every decision, every id and
-    every later score are the same. `scores` ascend, one a token.
+    `scores` are the router's scores of the answer's tokens, ascending. At any threshold above `low`
+    and up to `high` each score falls on the same side, so every decision, token and later score
+    would be the same.
     """
 
     outcome: Outcome
@@ -55,17 +57,19 @@ class Standing(msgspec.Struct, frozen=True):
 
     @property
     def low(self) -> float:
+        """The largest score below the threshold, or minus infinity."""
         kept = bisect_left(self.scores, self.threshold)  # those at or above it are consulted
         return self.scores[kept - 1] if kept else -np.inf
 
     @property
     def high(self) -> float:
+        """The smallest score at or above the threshold, or infinity."""
         kept = bisect_left(self.scores, self.threshold)
         return self.scores[kept] if kept < len(self.scores) else np.inf
 
 
 class Realised(msgspec.Struct, frozen=True):
-    """All answers at a threshold."""
+    """A pair's answers to all questions at one threshold."""
 
     threshold: float
     answers: tuple[Standing, ...]
@@ -76,16 +80,20 @@ class Realised(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
+        """The cloud share of all these answers together."""
         return cloud_share(self.outcomes)
 
     def scores(self, low: float, high: float) -> NDArray[np.float64]:
-        """float64[n]: those from `low` on, below `high`."""
+        """Return the scores of all answers from `low` to below `high`, float64[n], unsorted."""
         every = np.concatenate([one.scores for one in self.answers])
         return every[(every >= low) & (every < high)]
 
 
 class Answers:
-    """Greedy answers of a pair at any static threshold; each is made once for all it stands at."""
+    """The greedy answers of a pair at fixed thresholds, each made only once.
+
+    An answer is reused for every threshold that would give the same answer (`Standing`).
+    """
 
     def __init__(
         self,
@@ -100,10 +108,12 @@ class Answers:
         may_lose: int = 0,
         workers: int = 1,
     ) -> None:
-        """Those that a `file` has of an earlier run are not made; it gets the others, without text.
+        """Prepare to answer the questions of `task` in `workers` threads.
 
-        Up to `may_lose` questions are left out from where the cloud fails at them (`lost`, with
-        why); one more raises the `CloudError`. So many `workers`, threads, answer at a time.
+        `deadline` is in seconds a consult (a request to the cloud model). Answers that an earlier
+        run wrote to `file` are reused, and new ones appended without their text. Up to `may_lose`
+        questions at which the cloud fails are left out and noted in `lost` (question id to reason);
+        one more raises the `CloudError`.
         """
         self._router, self._task = router, task
         self._edge, self._cloud, self._deadline = edge, cloud, deadline
@@ -116,11 +126,11 @@ class Answers:
             self._made[standing.outcome.question].append(standing)
 
     def expect(self, shares: int) -> None:
-        """So many more shares are searched for."""
+        """Estimate anew how many answers there will be, for `shares` more cloud shares."""
         self._expected = self._count + round(shares * _EACH * len(self._task.questions))
 
     def at(self, threshold: float) -> Realised:
-        """The pair's answers to all questions at this threshold."""
+        """Return the pair's answers to all questions at this threshold, new or reused."""
         decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
         system = Decoded(decoder, self._task.max_tokens)
         known = {question.id: self._known(question, threshold) for question in self._task.questions}
@@ -161,13 +171,13 @@ class Answers:
 def thresholds_for(
     shares: Sequence[float], answers: Answers, rounds: int = ROUNDS
 ) -> dict[float, Calibrated]:
-    """Finds a threshold for each share, from the pair's own answers.
+    """Find a threshold for each cloud share in `shares`; return them by share.
 
-    Scores drift once the cloud has written into the prefix, so what a threshold realises is known
-    only from answers made with it. Two thresholds with the share between them are brought
-    together, by the ranks of the scores between, until the realised share settles, no score is
-    left between them or `rounds` are over; the best of all is taken. All shares have their
-    answers in common, so that few are made anew for a threshold.
+    Scores drift once the cloud has written into the prefix, so the share that a threshold realises
+    is known only from answers made with it. The search keeps two thresholds, one that realises more
+    than the share and one that realises less. It moves them together, by the ranks of the scores
+    between them, until a realised share is within `SETTLED`, no score is left between them, or
+    `rounds` are over. The nearest threshold is taken. All shares reuse the same answers.
     """
     answers.expect(len(shares))
     points = [answers.at(1.0)]
@@ -180,7 +190,7 @@ def thresholds_for(
 
 
 def _search(share: float, points: list[Realised], answers: Answers, rounds: int) -> None:
-    """Add points until one has this share, or none can be nearer."""
+    """Add answers at new thresholds to `points` until one has this share or none can be nearer."""
     too_much: list[bool] = []
     for _ in range(rounds):
         if abs(_nearest(points, share).share - share) <= SETTLED * share:
@@ -200,9 +210,9 @@ def _nearest(points: Sequence[Realised], share: float) -> Realised:
 
 
 def _bracket(points: Sequence[Realised], share: float) -> tuple[Realised | None, Realised | None]:
-    """The highest threshold that realises more than `share`, and the one next above it.
+    """Return the highest threshold's point that realises more than `share`, and the next above it.
 
-    Without the first nothing is known below the second, without the second nothing can be done.
+    The first is None if no point realises more, the second if the highest threshold does.
     """
     high = None
     for point in sorted(points, key=lambda point: -point.threshold):
@@ -213,11 +223,11 @@ def _bracket(points: Sequence[Realised], share: float) -> tuple[Realised | None,
 
 
 def _between(low: Realised | None, high: Realised, share: float, *, halve: bool) -> float | None:
-    """A threshold between two at which answers change, None without any.
+    """Return a threshold between two points, where answers change; None if there is none.
 
-    A score s in between is one more consult than at `high`, so `share` lies at about its rank
-    among all of these; `halve` takes their median. Thresholds up to the least of them realise
-    what `low` does, and those above the greatest what `high` does.
+    Each score between them means one more consult than at `high`, so their rank tells about where
+    `share` lies; with `halve` their median is taken. Thresholds up to the lowest of these scores
+    realise the share of `low`, and those above the highest the share of `high`.
     """
     start = 0.0 if low is None else low.threshold
     pools = [point.scores(start, high.threshold) for point in (low, high) if point is not None]
@@ -232,7 +242,7 @@ def _between(low: Realised | None, high: Realised, share: float, *, halve: bool)
 
 
 def _calibrated(point: Realised) -> Calibrated:
-    """Picks a threshold between scores, where all these answers stay the same."""
+    """Return a short threshold at which all answers of this point stay the same."""
     low = max(0.0, *(one.low for one in point.answers))
     high = min(1.0, *(one.high for one in point.answers))
     outcomes = point.outcomes
@@ -248,7 +258,7 @@ def _calibrated(point: Realised) -> Calibrated:
 
 
 def _shortest(low: float, high: float) -> float:
-    """The shortest number in the middle half of those above `low` and up to `high`."""
+    """Return the number with the fewest digits in the middle half of `low` to `high`."""
     quarter = (high - low) / 4
     for digits in range(1, 18):
         found = float(f"{(low + high) / 2:.{digits}g}")

@@ -1,9 +1,8 @@
-"""The oracle: what the best router could do with this pair.
+"""The oracle: a system that knows the right answers and shows what the best router could do.
 
-It consults exactly where the models differ and it matters. A token of the edge matters when not
-even the cloud, going on from it, would end right. The oracle follows the edge as long as the
-cloud could still save the answer, takes the cloud's token where it could not any more, and asks
-for nothing once the edge gets there alone.
+It takes the cloud model's token only where the models differ and the edge model's token would spoil
+the answer: not even the cloud, continuing after that token, would end right. Everywhere else it
+keeps the edge's token, and it stops asking once the edge ends right alone.
 """
 
 import time
@@ -18,7 +17,11 @@ from edgewise_lab.evaluation.tasks.grading import is_right
 
 
 class Walk(NamedTuple):
-    """An answer of the oracle; `consults` are the indices of the cloud's ids."""
+    """An answer of the oracle to one question.
+
+    `prompt` and `ids` are the token ids of prompt and answer, `consults` the indices in `ids` of
+    the tokens that the cloud wrote. `seconds` is how long it took.
+    """
 
     prompt: tuple[int, ...]
     ids: tuple[int, ...]
@@ -28,14 +31,14 @@ class Walk(NamedTuple):
 
 
 class _Writer(NamedTuple):
-    """A model's session, and where its sequences end: the pair's answer is no longer either."""
+    """A model's session, and the context sizes in tokens that limit what it writes."""
 
     session: EdgeSession
     contexts: tuple[int, ...]
 
 
 class Oracle:
-    """Two models of one vocabulary in this process; answers are greedy and end with a context."""
+    """The oracle for two models of one vocabulary, both in this process; answers are greedy."""
 
     def __init__(self, edge: EdgeModel, cloud: EdgeModel, max_tokens: int) -> None:
         self._tokenizer = edge.tokenizer
@@ -48,7 +51,7 @@ class Oracle:
         self._cloud.session.close()
 
     def answer(self, question: Question) -> Outcome:
-        """The edge's answer with as many tokens of the cloud's as it needs to be right."""
+        """Return the edge's answer with the tokens of the cloud that it needs to be right."""
         trace = self.trace(question)
         return written(
             question,
@@ -62,9 +65,9 @@ class Oracle:
         )
 
     def trace(self, question: Question) -> Walk:
-        """The answer's ids, and where it took the cloud's.
+        """Return the answer as token ids, with the places of the cloud's tokens.
 
-        Where the cloud alone is wrong too there is nothing to gain: the edge answers alone.
+        If the cloud alone is wrong, too, there is nothing to gain, and the edge answers alone.
         """
         begun = time.monotonic()
         prompt = question_ids(self._tokenizer, question)
@@ -90,11 +93,11 @@ class Oracle:
     def _beyond_repair(
         self, prompt: list[int], ids: list[int], start: int, right: Callable[[Sequence[int]], bool]
     ) -> tuple[int, int] | None:
-        """The first of `ids` after which the cloud would end wrong, and the cloud's token there.
+        """Return the first index in `ids` after which the cloud would end wrong, and its own token.
 
-        The cloud, going on from any earlier one, ends right: so it does after its own token.
-        None where a near tie of logits came out otherwise than before, in another batch, or
-        where that is beyond the cloud's context.
+        Continuing from any earlier index the cloud ends right, and so it does after its own token.
+        None if there is no such index: it lies beyond the cloud's context, or a near tie of logits
+        was decided differently in another batch.
         """
         for at in range(start, min(len(ids), self._room(self._cloud, prompt))):
             written = self._next(self._cloud, prompt, ids[:at])
@@ -103,7 +106,7 @@ class Oracle:
         return None
 
     def _greedy(self, writer: _Writer, prompt: list[int], begun: list[int]) -> list[int]:
-        """`begun` and what the model writes after it."""
+        """Return `begun` followed by the ids that the model writes greedily after it."""
         ids = list(begun)
         longest = self._room(writer, prompt)
         while len(ids) < longest and not (ids and ids[-1] in self._tokenizer.eos_ids):
@@ -114,6 +117,6 @@ class Oracle:
         return systems.max_answer_tokens(len(prompt), self._max_tokens, *writer.contexts)
 
     def _next(self, writer: _Writer, prompt: list[int], ids: Sequence[int]) -> int:
-        """The likeliest id; `open` computes only what the KV cache does not hold."""
+        """Return the likeliest next id; `open` computes only what the KV cache lacks."""
         writer.session.open([*prompt, *ids])
         return writer.session.step().proposed

@@ -1,4 +1,7 @@
-"""An evaluation: which systems answer which questions."""
+"""An evaluation: it answers a task's questions with several systems and collects the outcomes.
+
+A *system* is one way to answer: the edge model alone, the cloud model alone, or both with a router.
+"""
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -44,27 +47,33 @@ VERIFY, PASSAGES = "verify", "passages"
 COMMIT_POINT, ORACLE, EXACT = Cell("commit-point"), Cell("oracle"), Cell("exact")
 QUERY_LEVEL = "query-level"
 SOME_COMMIT_POINTS = Cell("commit-point (choices)")
-"""Name of the system if some questions have no choices: the edge alone answers those."""
+"""Stands for COMMIT_POINT if some questions have no choices: the edge alone answers those."""
 
 BASELINES = ("random", "max-prob", "entropy", "margin")
 OF_ROUTERS = ("served", "static")
 CALIBRATED = ("static", *BASELINES)
-"""Those that need thresholds, unless a router's card has them."""
+"""Systems that need a threshold for each cloud share, unless the router's card has it."""
 NO_BASELINES = (EDGE.system, CLOUD.system, *OF_ROUTERS)
 _BOUNDS = (COMMIT_POINT.system, ORACLE.system)
 _ALL = (*NO_BASELINES, *BASELINES, QUERY_LEVEL, VERIFY, EXACT.system, *_BOUNDS)
 SYSTEMS = (*_ALL, PASSAGES)
-"""Systems by the names that choose them: a router is "served" as users get it, and "static"."""
+"""Names of all systems, as `--systems` takes them.
+
+"served" is a router whose threshold follows the budget, as users get it; "static" is the same
+router at a fixed threshold.
+"""
 
 _Part = tuple[int, Callable[[], dict[Cell, list[Outcome]]]]
-"""So many systems, and how their outcomes are made."""
+"""A number of systems, and the function that makes their outcomes."""
 
 
 class Contender(msgspec.Struct, frozen=True):
-    """A router with what its card says, under the name that figures show.
+    """A router that takes part in an evaluation.
 
-    `identity` tells it from any other router (`router_identity`): a store on disk keeps its
-    outcomes under that, and none without it. `served` are the policies that users get, by share.
+    `name` is shown in the figures, `card` is the router's model card (config.json). `identity` is a
+    digest that distinguishes this router from all others (`router_identity`): outcomes are stored
+    under it, and not stored if it is None. `served` maps cloud shares to the policies that users
+    get.
     """
 
     name: str
@@ -79,7 +88,11 @@ class Contender(msgspec.Struct, frozen=True):
         find: Callable[[Sequence[float]], Mapping[float, Calibrated]],
         store: Store[Any] | None = None,
     ) -> dict[float, float]:
-        """Thresholds by share: the card's, an earlier run's, or those of `find`, which it keeps."""
+        """Return the threshold for each cloud share in `shares`.
+
+        It comes from the card, else from an earlier run in `store`. `find` is called with the
+        shares that are still missing, and its thresholds are stored.
+        """
         store, identity = store or Store(None, {}, Outcome), self.identity or ""
         cells = {share: Cell(self.name, share) for share in shares}
         known = {share: self.card.threshold(share) if self.card else None for share in shares}
@@ -94,12 +107,12 @@ class Contender(msgspec.Struct, frozen=True):
 
 
 def contender_named(name: str) -> Contender:
-    """A router that needs no checkpoint. Raises `UsageError`."""
+    """Return the named router, which needs no checkpoint, as a contender. Raises `UsageError`."""
     return Contender(name, router_named(name), identity=identity_named(name))
 
 
 class Evaluation:
-    """A task, a pair, and what of it is done."""
+    """A comparison, on one task, of systems that are made of one edge and one cloud model."""
 
     def __init__(
         self,
@@ -113,9 +126,11 @@ class Evaluation:
         done: Callable[[], None] = lambda: None,
         workers: int = 1,
     ) -> None:
-        """`deadline` in seconds a consult (None: as a `Policy`); `done` is called for each answer.
+        """Prepare to answer `task`; thresholds are set on the questions of `calibration`.
 
-        So many `workers`, threads, answer at a time; the models must have sessions for them.
+        `deadline` is the time for one consult (a request to the cloud model), in seconds; None
+        leaves it to `Policy`. `done` is called for each answer. `workers` is the number of threads
+        that answer in parallel; each model must have as many sessions.
 
         Raises `ContextOverflow` for a question that leaves no room for an answer.
         """
@@ -132,9 +147,12 @@ class Evaluation:
         shares: Sequence[float],
         systems: Collection[str] = SYSTEMS,
     ) -> dict[Cell, list[Outcome]]:
-        """Outcomes of the `systems`, in the order of the report.
+        """Answer all questions with the `systems`; return the outcomes in the order of the report.
 
-        Those of edge and cloud are there, too, if an earlier run has kept them all.
+        `contenders` are the routers to compare; `shares` are the cloud shares, except for the
+        policies in `Contender.served`, which have their own. The result also has edge alone and
+        cloud alone if an earlier run stored all their outcomes, and cloud alone if the right
+        answers are unknown.
         """
         found: dict[Cell, list[Outcome]] = {}
         for _, make in self._parts(contenders, shares, systems, found):
@@ -147,7 +165,7 @@ class Evaluation:
         shares: Sequence[float],
         systems: Collection[str] = SYSTEMS,
     ) -> int:
-        """Number of answers of a run."""
+        """Return how many answers `run` makes with these arguments, stored ones included."""
         parts = self._parts(contenders, shares, systems, {})
         return sum(count for count, _ in parts) * len(self.task.questions)
 
@@ -158,7 +176,7 @@ class Evaluation:
         systems: Collection[str],
         found: Mapping[Cell, list[Outcome]],
     ) -> Iterator[_Part]:
-        """`found` are the outcomes of the parts before."""
+        """Yield the parts of a run in order; the caller adds their outcomes to `found`."""
         alone = [cell for cell in (EDGE, CLOUD) if cell.system in systems or self._kept(cell)]
         if not self.task.known and CLOUD not in alone:
             alone.append(CLOUD)
@@ -191,9 +209,10 @@ class Evaluation:
             yield 1, self.oracle
 
     def alone(self, cells: Collection[Cell] = (EDGE, CLOUD)) -> dict[Cell, list[Outcome]]:
-        """The edge model and the cloud model, each by itself.
+        """Return the outcomes of the edge model alone and the cloud model alone.
 
-        Where right answers are not known, the cloud's own take their place from here on.
+        If the right answers are unknown, the cloud model's replies become the right answers of
+        `self.task`, by which all later systems are graded.
         """
         tokens = self.task.max_tokens
         found: dict[Cell, list[Outcome]] = {cell: [] for cell in (EDGE, CLOUD) if cell in cells}
@@ -211,8 +230,12 @@ class Evaluation:
     def served(
         self, contender: Contender, cloud: CloudModel | None = None
     ) -> dict[Cell, list[Outcome]]:
-        """A router as users get it. Answers depend on those before; an earlier run's are gone on
-        from with what they left of the share. `cloud`: in place of the evaluation's."""
+        """Return the outcomes of a router as users get it, one list for each policy it has.
+
+        All answers of a list share one budget, so each depends on the answers before it. An
+        interrupted run resumes with the budget that it stored. `cloud` replaces the evaluation's
+        cloud model.
+        """
         found: dict[Cell, list[Outcome]] = {}
         store, router = self._store_of(contender), contender.identity or ""
         for share, policy in contender.served.items():
@@ -228,12 +251,16 @@ class Evaluation:
     def verified(
         self, shares: Sequence[float], name: str = VERIFY, cloud: CloudModel | None = None
     ) -> dict[Cell, list[Outcome]]:
-        """Verification as users get it with each share; for a cloud that verifies, or this one."""
+        """Return the outcomes where the cloud model verifies draft tokens, for each cloud share.
+
+        `name` is the system's name. `cloud` replaces the evaluation's cloud model; the one used
+        must be able to verify.
+        """
         by_share = {share: replace(self._verifying(), cloud_share=share) for share in shares}
         return self.served(Contender(name, READS_ALONG, identity=name, served=by_share), cloud)
 
     def exact(self) -> dict[Cell, list[Outcome]]:
-        """Verification that corrects all that is not the cloud's own choice."""
+        """Return the outcomes where the cloud corrects every token that is not its own choice."""
         policy = replace(self._verifying(), verify="exact")
         decoder = Decoder(self.edge, router=READS_ALONG, policy=policy, cloud=self.cloud)
         return {EXACT: self._cell(EXACT, Decoded(decoder, self.task.max_tokens).answer)}
@@ -242,7 +269,10 @@ class Evaluation:
         return Policy(verify="on", on_cloud_error="raise", deadline=self.deadline)
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
-        """A router at every share; only what no card and no earlier run has is calibrated."""
+        """Return the outcomes of a router with one fixed threshold for each cloud share.
+
+        Thresholds that neither its card nor an earlier run has are calibrated first.
+        """
         identity, store = contender.identity, self._store_of(contender)
         found: dict[Cell, list[Outcome]] = {}
         answers = Answers(
@@ -264,14 +294,14 @@ class Evaluation:
         return found
 
     def commit_point(self) -> dict[Cell, list[Outcome]]:
-        """One consult where the edge names a choice."""
+        """Return the outcomes of `CommitPoint`: one consult where the edge names a choice."""
         every = all(question.choices for question in self.task.questions)
         system = CommitPoint(self.edge, self.cloud, self.task.max_tokens)
         cell = COMMIT_POINT if every else SOME_COMMIT_POINTS
         return {cell: self._cell(cell, system.answer)}
 
     def oracle(self) -> dict[Cell, list[Outcome]]:
-        """The oracle, one question at a time; for a cloud in this process."""
+        """Return the oracle's outcomes; the cloud model must run in this process."""
         assert self.cloud.local is not None
         with closing(Oracle(self.edge, self.cloud.local, self.task.max_tokens)) as oracle:
             return {ORACLE: self._cell(ORACLE, oracle.answer, workers=1)}
@@ -279,26 +309,29 @@ class Evaluation:
     def _cell(
         self, cell: Cell, answer: Callable[[Question], Outcome], **options: Any
     ) -> list[Outcome]:
-        """Every question's outcome; what an earlier run has kept is graded as today."""
+        """Return every question's outcome; stored ones are graded by today's code."""
         options = {"store": self.store, "workers": self._workers, **options}
         questions = self.task.questions
         found = run(cell, answer, questions, done=self._done, **options)
         return [as_graded_today(*both) for both in zip(questions, found, strict=True)]
 
     def _kept(self, cell: Cell) -> bool:
-        """Whether an earlier run has kept all its outcomes."""
+        """Whether an earlier run has stored all outcomes of the cell."""
         return all(self.store.get(cell, question) for question in self.task.questions)
 
     def _store_of(self, contender: Contender) -> Store[Outcome]:
-        """The store of its outcomes; one that keeps nothing without an identity."""
+        """Return the store of a router's outcomes; without an identity nothing is stored."""
         return Store(None, {}, Outcome) if contender.identity is None else self.store
 
 
 def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence[str]:
-    """Those of SYSTEMS that are named, by commas; without names all but passages and, unless
-    wanted, the `baselines`.
+    """Return the systems to run: those that `named` lists, separated by commas, or the default.
 
-    Raises `UsageError` for others, and where no figures come of it and no answer is `kept`.
+    The default (None) is all systems but passages; without `baselines` only edge, cloud and the
+    routers. `kept` says whether answers are stored in a folder.
+
+    Raises `UsageError` for an unknown system, for names together with `baselines=False`, and for
+    names without edge and cloud, which all figures need, unless answers are kept.
     """
     if named is None:
         return _ALL if baselines else NO_BASELINES
@@ -318,22 +351,23 @@ def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence
 def manifest(
     task: Task, calibration: Task, edge: EdgeModel, cloud: CloudModel
 ) -> dict[str, object]:
-    """Hashes of everything that outcomes depend on; equal manifests may share a folder.
+    """Return digests of all that outcomes depend on: questions, edge model and cloud model.
 
-    `cloud` must have been checked: only then an engine says which model it serves.
+    Runs with equal manifests may share a folder. The vocabulary of `cloud` must have been checked
+    before: only then is it known which model an engine serves.
     """
     models = {"edge": edge.fingerprint(), "cloud": cloud_identity(cloud)}
     return {**described(task, calibration), **models}
 
 
 def described(task: Task, calibration: Task) -> dict[str, object]:
-    """The part of a manifest that is of the questions."""
+    """Return the part of a manifest that identifies the questions of both tasks."""
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
     return {"format": 3, "task": task.name, "questions": digest}
 
 
 FAR = 0.25
-"""A realised share this far from the one asked for (relative) is another one."""
+"""Relative error beyond which a realised cloud share counts as missed."""
 
 
 AGREEMENT = (
@@ -343,10 +377,12 @@ AGREEMENT = (
 
 
 def warnings(task: Task, contenders: Sequence[Contender], table: Sequence[Row]) -> list[str]:
-    """A sentence for each router that was made for other questions, or misses its share.
+    """Return warnings about the figures in `table`, one sentence each.
 
-    A share is missed where all of its 95 % interval lies further off than `FAR`, so that few
-    questions alone raise no alarm. Whole questions are sent within a share, not at one.
+    They name routers that were trained or calibrated on another task, systems that missed their
+    cloud share, and a task without right answers. A share is missed if its whole 95 % interval is
+    off by more than `FAR`, so that few questions alone raise no alarm. The query-level system is
+    not checked: its share is only an upper limit.
     """
     sentences = [] if task.known else [AGREEMENT]
     sentences += [_made_for_others(task, contender) for contender in contenders]

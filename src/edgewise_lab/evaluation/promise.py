@@ -1,9 +1,10 @@
-"""The highest threshold at which a pair keeps a quality, with 95% confidence.
+"""Find the highest threshold at which a pair keeps a given quality, with 95% confidence.
 
-Learn then Test (Angelopoulos, Bates, Candès, Jordan and Lei 2021, arXiv 2110.01052) with a fixed
-sequence: thresholds are chosen before any answer is seen, and tested from the lowest on, which asks
-most. Each test is exact (Clopper-Pearson). The first that fails ends the sequence, so no test needs
-a correction: in 95 of 100 draws of the prompts the threshold found keeps what was asked for.
+The method is Learn then Test (Angelopoulos, Bates, Candès, Jordan and Lei 2021, arXiv 2110.01052)
+with a fixed sequence. Thresholds are chosen before any answer is seen and tested in ascending
+order: the lowest asks the cloud most. Each test is exact (Clopper-Pearson), and the first that
+fails ends the sequence, so no correction for many tests is needed: in 95 of 100 draws of the
+prompts the threshold found keeps the quality that was asked for.
 """
 
 import math
@@ -23,20 +24,20 @@ from edgewise_lab.evaluation.systems import Outcome, cloud_share
 
 CONFIDENCE = 0.95
 SHARES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
-"""Parts of the edge's own tokens whose scores reach the thresholds of the sequence."""
+"""Fractions of the edge's tokens; a threshold is tested for each, which so many scores reach."""
 
 _BETWEEN = 24
-"""Thresholds evenly between the first and the last of these, by log-odds."""
+"""Number of further thresholds, evenly spaced in log-odds from the first to the last of these."""
 
 _MOST = 100_000
-"""Most prompts that a user is asked for."""
+"""Largest number of prompts that an error message suggests."""
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """A threshold, and what its answers to the calibration prompts came to.
+    """A threshold with the quality that it keeps, as measured on the calibration prompts.
 
-    `right` of `prompts` were right or agreed; `least` is the lower bound of that rate. `share` is
-    the cloud share, with its 95% interval.
+    `right` of `prompts` answers were right, or agreed with the cloud's. `least` is the lower bound
+    of that rate at 95% confidence. `share` is the cloud share, `interval` its 95% interval.
     """
 
     threshold: float
@@ -48,7 +49,11 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 def sequence(edge: EdgeModel, router: Router) -> list[float]:
-    """Thresholds, ascending, by the edge's own writing: no calibration prompt has a say."""
+    """Return the thresholds to test, ascending.
+
+    They come from quantiles of the router's scores on fixed built-in prompts that the edge answers
+    alone, and so do not depend on the calibration prompts.
+    """
     scores = own_scores(edge, router)
     by_share = np.quantile(scores, [1 - s for s in SHARES]) if scores else 1 - np.array(SHARES)
     bounded = np.clip(by_share, 1e-6, 1 - 1e-6)
@@ -58,12 +63,12 @@ def sequence(edge: EdgeModel, router: Router) -> list[float]:
 
 
 def fewest(keep: float) -> int:
-    """Prompts that can bear a promise of `keep`: if all of so many are right, it holds."""
+    """Return how many prompts, all answered right, it takes to show the rate `keep`."""
     return math.ceil(math.log(1 - CONFIDENCE) / math.log(keep))
 
 
 def require_prompts(keep: float, prompts: int) -> None:
-    """Raise `UsageError` for an invalid rate, or one that so many prompts cannot show."""
+    """Raise `UsageError` for an invalid rate, too few prompts to show it, or a missing scipy."""
     if not 0 < keep < 1:
         raise UsageError(f"keep must lie between 0 and 1, not {keep:g}.", setting="keep")
     scipy_part("stats")  # before anything is paid for
@@ -79,10 +84,10 @@ def require_prompts(keep: float, prompts: int) -> None:
 def keeping(
     keep: float, thresholds: Sequence[float], answers: Callable[[float], Sequence[Outcome]]
 ) -> Promise:
-    """The last threshold of the sequence before the first at which `keep` cannot be shown.
+    """Return the last of the `thresholds` before the first that fails to show the rate `keep`.
 
-    `answers` are those to the calibration prompts at a threshold, graded. Raises `UsageError` where
-    not even the first will do.
+    `answers` returns the graded answers to the calibration prompts at a threshold. Raises
+    `UsageError` if the first threshold fails.
     """
     found: Promise | None = None
     for threshold in thresholds:
@@ -104,7 +109,7 @@ def _kept(threshold: float, outcomes: Sequence[Outcome]) -> Promise:
 
 
 def least(right: int, prompts: int) -> float:
-    """Clopper-Pearson: the lower bound of a rate of which `right` of `prompts` were seen."""
+    """Return the 95% lower bound of a rate, seen in `right` of `prompts` (Clopper-Pearson)."""
     if not right:
         return 0.0
     stats: Any = scipy_part("stats")

@@ -1,4 +1,7 @@
-"""Figures of outcomes, each with its interval: accuracy, cloud share, gap recovered."""
+"""Figures of an evaluation's outcomes, with 95% intervals: accuracy, cloud share, gap recovered.
+
+The gap is the accuracy of the cloud model alone minus that of the edge model alone.
+"""
 
 import csv
 import io
@@ -21,24 +24,27 @@ from edgewise_lab.evaluation.systems import Outcome, changed_share, cloud_share,
 EDGE, CLOUD = Cell("edge"), Cell("cloud")
 
 SERVED = ", served"
-"""Ends the name of a router's system with the controller and its share, as users have it."""
+"""Suffix in the name of a system that runs a router as users get it, with a shared budget."""
 
 Outcomes = Mapping[Cell, Sequence[Outcome]]
 Grade = Callable[[Outcome], bool]
 
 
 Clock = Literal["measured", "composed"]
-"""Whether times are of a clock, or sums of such."""
+"""Whether times were measured, or composed: added up from measured times of other systems."""
 
 
 class TimedFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Times in seconds and costs of the `answers` that were timed; means unless stated.
+    """Times and costs of one system, as means per answer unless stated; None is unknown.
 
-    `time` has the median and the 95th percentile; `ttft` is a median, `gap` a 95th percentile. The
-    edge made `decodes` passes over `positions` ids; the cloud had `requests`, guesses in vain
-    included, for which its engine computed `read` prompt tokens in `engine_seconds`, by its own
-    meter. `bills` are over the cloud alone's, by the names of the price lists. `sent` and
-    `received` are bytes. None: not known. `note` says what must be known to read them.
+    `answers` counts the timed answers. `time` and its percentiles are seconds per answer; `ttft` is
+    the median time to first token, `gap` the 95th percentile of an answer's longest pause between
+    two tokens, in seconds.
+
+    The edge made `decodes` forward passes over `positions` tokens. The cloud had `requests`, those
+    for rejected drafts included; its engine reports `read` computed prompt tokens and
+    `engine_seconds`. `bills` maps price lists to the bill as a fraction of what the cloud alone
+    costs. `sent` and `received` are bytes over the link. `note` is a remark for readers.
     """
 
     answers: int
@@ -60,16 +66,19 @@ class TimedFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one system on some questions.
+    """Figures of one system on some questions; rates are fractions, intervals 95% intervals.
 
-    `interval` is of the accuracy, `gain_interval` of its difference to the edge alone; `worse` is
-    the fraction that the edge alone has right, and it has not. Fields with
-    `strict_` use strict grading. Replies `to_read` by a person count in neither. `cut` is the
-    fraction of replies that were cut at the longest answer, `changed` that of consults that changed
-    the token. `gap_recovered` is None where the cloud is not better than the edge. Prompt tokens
-    are the cloud's, by its engine's meter, None where it has none. `cloud_work` is what the cloud
-    computed of prompts and wrote, in tokens, over the same of the cloud alone. `difference` is this
-    less a main system, on the same questions, where there is one.
+    `interval` belongs to `accuracy`, `gain_interval` to the accuracy minus that of the edge alone.
+    `worse` is the fraction of questions that the edge alone has right and this system wrong.
+    `gap_recovered` is None if the cloud alone is no better than the edge alone. Fields with
+    `strict_` use strict grading. The `to_read` replies that a person must grade count in neither.
+
+    `cut` is the fraction of replies cut at the maximum length, `changed` the fraction of consults
+    (requests to the cloud model) whose first token differed from the edge's. `cloud_calls` counts
+    answered consults, `prompt_cached` and `prompt_computed` the cloud's prompt tokens as its engine
+    reports them (None: not reported). `cloud_work` is the tokens that the cloud computed of prompts
+    or wrote, over the same of the cloud alone. `difference` is the accuracy minus that of the
+    report's main system, if there is one.
     """
 
     system: str
@@ -107,14 +116,18 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Figures of one system, over everything and by family."""
+    """Figures of one system: over all questions, and for each family (kind) of questions."""
 
     overall: Figures
     families: dict[str, Figures]
 
 
 def rows(found: Outcomes, main: Cell | None = None) -> list[Row]:
-    """A row for every system, compared with `main`; `found` must hold edge and cloud."""
+    """Return a row of figures for every system in `found`.
+
+    `found` must contain the outcomes of edge alone and cloud alone. With `main` the figures also
+    have the difference to that system.
+    """
     judged = list(dict.fromkeys(one.family for one in found[EDGE] if not one.to_read))
     return [
         Row(
@@ -126,7 +139,7 @@ def rows(found: Outcomes, main: Cell | None = None) -> list[Row]:
 
 
 def _figures(cell: Cell, found: Outcomes, main: Cell | None, family: str | None = None) -> Figures:
-    """Figures of a family, or of everything."""
+    """Return the figures of one cell on a family of questions, or on all."""
     own = {
         which: [o for o in found[which] if family in (None, o.family)]
         for which in (cell, EDGE, CLOUD, main)
@@ -160,7 +173,7 @@ def _figures(cell: Cell, found: Outcomes, main: Cell | None, family: str | None 
 
 
 def _read(found: Outcomes, cell: Cell, main: Cell | None, grade: Grade) -> dict[str, Any]:
-    """The fields of `Figures` that a reading of the answers has of its own."""
+    """Return the fields of `Figures` that depend on how answers are graded, here by `grade`."""
     edge, right, cloud, rival = (
         [grade(o) for o in found[which] if not o.to_read]
         for which in (EDGE, cell, CLOUD, main or EDGE)
@@ -179,14 +192,14 @@ def _read(found: Outcomes, cell: Cell, main: Cell | None, grade: Grade) -> dict[
 
 
 def _work(outcomes: Sequence[Outcome]) -> int | None:
-    """Tokens that the cloud computed of prompts, and wrote."""
+    """Return the prompt tokens that the cloud computed plus the tokens that it wrote."""
     computed = total(o.computed for o in outcomes)
     written = sum(o.cloud_tokens + o.wasted_tokens for o in outcomes)
     return None if computed is None else computed + written
 
 
 class Accuracy(msgspec.Struct, frozen=True):
-    """Fraction of right answers."""
+    """Fractions of right answers of edge alone, pair and cloud alone."""
 
     edge: float
     pair: float
@@ -194,14 +207,14 @@ class Accuracy(msgspec.Struct, frozen=True):
 
 
 class Intervals(msgspec.Struct, frozen=True):
-    """95 % intervals."""
+    """95 % intervals of the gain in accuracy over the edge alone, and of the gap recovered."""
 
     pair_minus_edge: Interval
     gap_recovered: Interval | None
 
 
 class Strictly(msgspec.Struct, frozen=True):
-    """Edge alone, pair and cloud alone by the strict reading."""
+    """Figures of edge alone, pair and cloud alone by strict grading."""
 
     accuracy: Accuracy
     gap_recovered: float | None
@@ -209,7 +222,7 @@ class Strictly(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """Edge alone, pair and cloud alone on some questions."""
+    """Figures of edge alone, pair and cloud alone; cloud share and cloud work are the pair's."""
 
     questions: int
     accuracy: Accuracy
@@ -221,10 +234,11 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(Compared, frozen=True, kw_only=True):
-    """The pair at one share, as a whole and by family, and every system's figures.
+    """What an evaluation reports as JSON: a pair against edge and cloud, and all systems' figures.
 
-    `warnings` say in a sentence each why a figure may not be what it seems. The `measure` is
-    agreement with the cloud's own answers where nobody knows the right ones.
+    The pair uses `router` at its first cloud share; `families` has the same comparison for each
+    family of questions. `warnings` are sentences on why a figure may be misleading. `measure` is
+    "agreement" if right answers are unknown and the cloud's own replies took their place.
     """
 
     task: str
@@ -238,9 +252,10 @@ class Summary(Compared, frozen=True, kw_only=True):
 def summary(
     task: str, router: str | None, table: Sequence[Row], warnings: Sequence[str] = ()
 ) -> Summary:
-    """Summary of `router` at its first share in `table`, as served where that is in it.
+    """Return the summary of the pair that uses `router`, at its first cloud share in `table`.
 
-    Where that is not there it is of the first system after edge and cloud.
+    The system as users get it (`SERVED`) is preferred to the one at a fixed threshold. If the table
+    has neither, the pair is the first system after edge and cloud.
     """
     first: dict[str, Row] = {}
     for row in table:
@@ -280,7 +295,10 @@ def _compared(edge: Figures, pair: Figures, cloud: Figures) -> Compared:
 
 
 def as_csv(table: Sequence[Row]) -> str:
-    """A CSV line for each system and family; `all` is everything."""
+    """Return the figures as CSV text, with a line for each system and family.
+
+    The family `all` stands for all questions. Each interval has two columns, `_low` and `_high`.
+    """
     text = io.StringIO()
     fields = [name for name in Figures.__struct_fields__ if name != "timing"]
     names = [name for name in fields if "interval" not in name]

@@ -1,4 +1,4 @@
-"""Intervals: paired bootstrap over questions, 10,000 resamples, 95 %."""
+"""95 % intervals by paired bootstrap: questions are resampled 10,000 times."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -16,26 +16,26 @@ Interval = tuple[float, float]
 
 
 def mean_interval(right: Sequence[float], *, seed: int = 0) -> Interval:
-    """The 95 % interval of an accuracy."""
+    """Return the 95 % interval of the mean of `right`, which has a grade for each question."""
     return interval_of(_resampled_means([right], _drawn(len(right), seed))[:, 0])
 
 
 def difference_interval(
     better: Sequence[float], worse: Sequence[float], *, seed: int = 0
 ) -> Interval:
-    """The 95 % interval of mean(better) - mean(worse), both over the same questions."""
+    """Return the 95 % interval of mean(better) - mean(worse), both over the same questions."""
     means = _resampled_means([better, worse], _drawn(len(better), seed))
     return interval_of(means[:, 0] - means[:, 1])
 
 
 def ratio_interval(part: Sequence[float], whole: Sequence[float], *, seed: int = 0) -> Interval:
-    """The 95 % interval of sum(part) / sum(whole), both over the same questions, whole > 0."""
+    """Return the 95 % interval of sum(part) / sum(whole), both over the same questions."""
     means = _resampled_means([part, whole], _drawn(len(part), seed))
     return interval_of(means[:, 0] / means[:, 1])
 
 
 def median_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
-    """The 95 % interval of the median."""
+    """Return the 95 % interval of the median of `values`."""
     drawn = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
     return interval_of(np.median(np.asarray(values, np.float64)[drawn], axis=1))
 
@@ -43,11 +43,12 @@ def median_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
 def gap_recovered(
     edge: Sequence[bool], pair: Sequence[bool], cloud: Sequence[bool], *, seed: int = 0
 ) -> tuple[float, Interval] | None:
-    """(pair - edge) / (cloud - edge), of right answers to the same questions, and its interval.
+    """Return (pair - edge) / (cloud - edge), of accuracies, and its 95 % interval.
 
-    None where the cloud is not better than the edge: there is no gap to recover. A resample without
-    a gap may stand for any value, so it counts as below the low end and as above the high one; an
-    end that this leaves open is infinite.
+    The arguments are grades of the answers to the same questions. None if the cloud is not better
+    than the edge: there is no gap to recover. A resample without a gap could have any value, so it
+    counts both as below the low end and as above the high end. If more than 2.5 % of the resamples
+    have none, an end is infinite.
     """
     answers = [edge, pair, cloud]
     found = _recovered(np.mean(answers, axis=1))
@@ -83,14 +84,14 @@ def _resampled_means(
 
 
 def interval_of(values: NDArray[np.float64]) -> Interval:
-    """The middle 95 % of resampled values."""
+    """Return the 2.5 % and 97.5 % quantiles of resampled values."""
     # Not interpolated: between two infinities there is nothing.
     low, high = np.quantile(values, (0.025, 0.975), method="inverted_cdf")
     return float(low), float(high)
 
 
 def scipy_part(name: str) -> Any:
-    """`scipy.NAME`, or a `UsageError` that says how to get it."""
+    """Import and return `scipy.NAME`. Raises `UsageError` if scipy is not installed."""
     try:
         return import_module(f"scipy.{name}")
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Results on disk: JSON Lines that are only appended to, so that an interrupted run goes on."""
+"""A store of results: JSON Lines files that only grow, so that an interrupted run can resume."""
 
 import os
 import threading
@@ -18,9 +18,10 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 def lock_folder(folder: Path, manifest: Mapping[str, object]) -> None:
-    """Make `folder` the place of what `manifest` describes: models, task, settings.
+    """Create `folder` with its manifest, or check that it already has an equal one.
 
-    Raises `UsageError` where it holds something else or cannot be written.
+    `manifest` describes what the results in the folder depend on: models, task, settings. Raises
+    `UsageError` if the folder has a different manifest or cannot be written.
     """
     described = msgspec.json.format(msgspec.json.encode(manifest))
     path = folder / MANIFEST
@@ -46,7 +47,11 @@ def lock_folder(folder: Path, manifest: Mapping[str, object]) -> None:
 
 
 def read(path: Path, kind: type[Kind]) -> list[Kind]:
-    """Reads the complete lines; removes a truncated last line, so that appending goes on."""
+    """Return the records of a JSON Lines file; none if there is no file.
+
+    A last line that was cut off is removed from the file, so that more can be appended. Raises
+    `UsageError` if the file is damaged.
+    """
     if not path.exists():
         return []
     data = path.read_bytes()
@@ -61,12 +66,13 @@ def read(path: Path, kind: type[Kind]) -> list[Kind]:
 
 
 def append(path: Path, line: msgspec.Struct) -> None:
+    """Append one record to a JSON Lines file."""
     with path.open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
 
 
 class Answered(Protocol):
-    """A stored answer."""
+    """What every stored answer has: the id of its question."""
 
     @property
     def question(self) -> str: ...
@@ -78,14 +84,14 @@ OUTCOMES, THRESHOLDS = "outcomes.jsonl", "thresholds.jsonl"
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """A system of a sweep; `share` is the cloud share asked for, None without one."""
+    """Names one system of an evaluation, at the cloud share that is asked for (None: without)."""
 
     system: str
     share: float | None = None
 
 
 class _Key(msgspec.Struct, frozen=True):
-    """Key of outcomes: a cell's name is for people, `router` tells routers apart."""
+    """Key of outcomes: the cell, and the router's digest, since two routers may share a name."""
 
     cell: Cell
     router: str
@@ -102,18 +108,20 @@ class _Threshold(msgspec.Struct, frozen=True):
 
 
 class Store(Generic[Kept]):
-    """Stores outcomes and thresholds. With a folder, a later run with the same manifest resumes.
+    """Outcomes and thresholds of an evaluation, kept in a folder or only in memory.
 
-    `router` is always the digest of what a system's router is (`router_identity`), so that a
-    router that was trained anew, or another one of its name, has outcomes of its own.
+    With a folder, a later run with the same manifest resumes. In all methods `router` is the digest
+    that identifies a system's router (`router_identity`; empty for systems without one), so that a
+    retrained router, or another one with the same name, has outcomes of its own.
     """
 
     def __init__(
         self, folder: Path | None, manifest: Mapping[str, object], kind: type[Kept]
     ) -> None:
-        """`manifest` describes what outcomes of this `kind` depend on: models and questions.
+        """Open the store in `folder` (None: in memory) and read what earlier runs stored.
 
-        Raises `UsageError` where the folder holds outcomes of something else.
+        `manifest` describes what the outcomes depend on, models and questions; `kind` is their
+        type. Raises `UsageError` if the folder has a different manifest or damaged files.
         """
         self._folder = folder
         self._outcomes: dict[_Key, dict[str, Kept]] = {}
@@ -126,25 +134,27 @@ class Store(Generic[Kept]):
                 self._thresholds[line.key] = line.threshold
 
     def add(self, cell: Cell, outcome: Kept, router: str = "") -> None:
+        """Store the outcome of one question."""
         line = _Line(_Key(cell, router), outcome)
         self._append(OUTCOMES, line)
         self._keep(line)
 
     def get(self, cell: Cell, question: Question, router: str = "") -> Kept | None:
-        """The outcome of an earlier run."""
+        """Return the stored outcome of a question, or None."""
         return self._outcomes.get(_Key(cell, router), {}).get(question.id)
 
     def last(self, cell: Cell, router: str = "") -> Kept | None:
-        """The outcome that was added last."""
+        """Return the outcome of the cell that was added last, or None."""
         return next(reversed(self._outcomes.get(_Key(cell, router), {}).values()), None)
 
     def set_threshold(self, cell: Cell, threshold: float, router: str = "") -> None:
+        """Store the threshold of a cell."""
         line = _Threshold(_Key(cell, router), threshold)
         self._append(THRESHOLDS, line)
         self._thresholds[line.key] = threshold
 
     def threshold(self, cell: Cell, router: str = "") -> float | None:
-        """The threshold of an earlier run."""
+        """Return the stored threshold of a cell, or None."""
         return self._thresholds.get(_Key(cell, router))
 
     def _keep(self, line: _Line[Kept]) -> None:
@@ -166,10 +176,11 @@ def run(
     settle: Callable[[Kept], Kept] = lambda outcome: outcome,
     workers: int = 1,
 ) -> list[Kept]:
-    """Returns every question's outcome; `done` is called for each, stored ones included.
+    """Answer all questions with one system and return the outcomes in the questions' order.
 
-    `answer` is called with the questions that no earlier run has answered, by so many threads. An
-    outcome is kept, as `settle` returns it, when it is there: one at a time.
+    `answer` is called, by `workers` threads, for the questions that have no stored outcome. Each
+    new outcome is passed to `settle`, one at a time, and stored as that returns it. `done` is
+    called for each question, stored ones included. `router` is as for `Store`.
     """
     missing = [one for one in questions if store.get(cell, one, router) is None]
     for _ in range(len(questions) - len(missing)):
@@ -192,10 +203,10 @@ def side_by_side(
     workers: int,
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Does the `work` of each question, by so many threads; `done` is called after each.
+    """Call `work` for each question, in `workers` threads; `done` is called after each.
 
-    If one fails those under way are waited for. Ctrl-C does not wait for them: whoever ends the
-    program closes the models, which ends them.
+    If one call fails, no more are begun, those under way are waited for and the error is raised.
+    Ctrl-C does not wait for them: the caller closes the models, which ends them.
     """
     if workers == 1:
         for question in questions:

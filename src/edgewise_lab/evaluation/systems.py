@@ -28,35 +28,40 @@ from edgewise_lab.evaluation.tasks.grading import (
 
 
 def max_answer_tokens(prompt: int, max_tokens: int, *contexts: int) -> int:
-    """Tokens of the longest answer after `prompt` ids; like the decoder's, it ends with a context.
+    """Return the length in tokens of the longest answer to a prompt of `prompt` tokens.
 
-    Its last token may lie beyond the context, since nothing is computed after it.
+    It is at most `max_tokens`, and the answer ends where one of the `contexts` (sizes in tokens) is
+    full. The last token may lie beyond the context, since nothing is computed after it.
     """
     return min([max_tokens, *(context - prompt + 1 for context in contexts)])
 
 
 def contexts_of(edge: EdgeModel, cloud: CloudModel | None) -> tuple[int, ...]:
-    """Longest sequences, ids; that of a cloud elsewhere is not known here."""
+    """Return the context sizes, in tokens, of the edge and of a cloud model in this process."""
     local = None if cloud is None else cloud.local
     return (edge.context,) if local is None else (edge.context, local.context)
 
 
 CLOUD_DEADLINE = 3600.0
-"""Seconds the cloud may take for a whole answer: eight at a time on two cores take minutes each."""
+"""Seconds that the cloud model may take for a whole answer, as one of many in parallel."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A graded answer with its cost.
+    """A graded answer with its cost; `question` is the question's id.
 
-    `right` by the lenient reading, `strict` by the strict one; neither is known of a reply that is
-    `to_read` by a person. `cut` at the longest answer or a full context. `cloud_tokens` are those
-    the answer holds, `wasted_tokens` those that were asked for besides; `consults` were answered,
-    `changed` of them with a first token that the edge would not have written. `discarded` are the
-    edge's tokens of an answer that the cloud then wrote anew. `cached` and
-    `computed` are prompt tokens by the cloud engine's own meter, None where it has none.
-    `uncertainty` is the mean score over the answer, `seconds` its duration. `bucket` is what the
-    shared budget holds after it, None where answers are independent. `grader` is the digest of the
-    code that graded it.
+    `right` is the lenient grade, `strict` the strict one; neither counts if `to_read`: then a
+    person must grade the reply. `cut` says that the answer ended at its maximum length or at a full
+    context.
+
+    `cloud_tokens` counts the cloud model's tokens in the answer, `wasted_tokens` those requested
+    but not used. `consults` counts the answered requests to the cloud model, `changed` those of
+    them whose first token differed from the edge's, `failed` the other requests. `discarded` counts
+    the edge's tokens of an answer that the cloud then wrote anew. `cached` and `computed` count
+    prompt tokens as the cloud's engine reports them (None: not reported).
+
+    `uncertainty` is the router's mean score over the answer, `seconds` its duration, `bucket` the
+    level of the shared token bucket after it (None: answers are independent), `grader` a digest of
+    the code that graded it.
     """
 
     question: str
@@ -82,12 +87,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graded(question: Question, outcome: Outcome) -> Outcome:
-    """The outcome with its text graded anew."""
+    """Return the outcome with its text graded again."""
     return msgspec.structs.replace(outcome, **_verdict(question, outcome.text))
 
 
 def as_graded_today(question: Question, outcome: Outcome) -> Outcome:
-    """The outcome, graded anew if another grader did it."""
+    """Return the outcome, graded again if another version of the grading code graded it."""
     return outcome if outcome.grader == grader() else graded(question, outcome)
 
 
@@ -102,7 +107,7 @@ def _verdict(question: Question, text: str) -> dict[str, Any]:
 
 @contextmanager
 def asking(question: Question) -> Generator[None]:
-    """A cloud that fails says at which question."""
+    """Add the question's id to the message of a `CloudError` that the block raises."""
     try:
         yield
     except CloudError as error:
@@ -111,23 +116,27 @@ def asking(question: Question) -> Generator[None]:
 
 
 Saw = Callable[[str], None]
-"""Is called with an answer's text as it comes."""
+"""A callback that gets each piece of an answer's text as it arrives."""
 
 
 def unseen(text: str) -> None:
-    """A `Saw` for those who wait for all."""
+    """Ignore the text: a `Saw` for callers that only want the whole answer."""
 
 
 class System(Protocol):
-    """Answers questions one at a time."""
+    """A way to answer questions, such as the edge alone, the cloud alone or a pair."""
 
     def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
-        """Greedy. Raises a `CloudError` where the cloud fails: a figure would be a mixture."""
+        """Answer greedily; `saw` gets the text as it arrives.
+
+        Raises a `CloudError` if the cloud model fails: going on with the edge alone would mix two
+        systems in one figure.
+        """
         ...
 
 
 def written(question: Question, text: str, output_tokens: int, **costs: Any) -> Outcome:
-    """Grades an answer's text; `costs` are other fields of `Outcome`."""
+    """Return the outcome of a text, graded; `costs` are further fields of `Outcome`."""
     return Outcome(
         question=question.id,
         family=question.family,
@@ -139,7 +148,7 @@ def written(question: Question, text: str, output_tokens: int, **costs: Any) -> 
 
 
 def outcome_of(question: Question, answer: Answer) -> Outcome:
-    """Grades a decoder's answer."""
+    """Return the graded outcome of a decoder's answer."""
     usage = answer.usage
     scores = [token.score for token in answer.tokens if token.score is not None]
     return written(
@@ -160,14 +169,14 @@ def outcome_of(question: Question, answer: Answer) -> Outcome:
 
 
 class Decoded:
-    """A decoder: the edge alone, or a pair with a static threshold (independent answers)."""
+    """Edge alone, or a pair at a fixed threshold, as a system whose answers are independent."""
 
     def __init__(self, decoder: Decoder, max_tokens: int) -> None:
         self.decoder = decoder
         self._max_tokens = max_tokens
 
     def stream(self, question: Question, *, budget: Budget | None = None) -> Generation:
-        """The answer event by event."""
+        """Return the answer as a stream of events; `budget` is what it may spend on the cloud."""
         edge = self.decoder.edge
         prompt = question_prompt(edge.tokenizer, question)
         # Beyond the smaller context there would be no consult.
@@ -176,7 +185,7 @@ class Decoded:
         return self.decoder.stream(prompt, max_tokens=longest, budget=budget)
 
     def ask(self, question: Question, saw: Saw = unseen) -> Answer:
-        """The answer with its tokens."""
+        """Return the answer with its tokens; `saw` gets the text as it arrives."""
         with asking(question), self.stream(question) as events:
             return collect(_watched(events, saw))
 
@@ -192,19 +201,20 @@ def _watched(events: Iterable[Event], saw: Saw) -> Iterator[Event]:
 
 
 class AsServed:
-    """The pair as `edgewise serve` has it: one budget over all questions, in their order.
+    """A system that works as `edgewise serve` does: all answers spend one shared budget.
 
-    Several threads may ask at a time.
+    Several threads may call `answer` at a time. `settle` must be called for each outcome.
     """
 
     def __init__(self, decoder: Decoder, max_tokens: int, last: Outcome | None = None) -> None:
-        """`last` is the outcome after which to go on, of an earlier run."""
+        """Start with the budget that remained after `last`, an earlier run's last outcome."""
         self._asked = Decoded(decoder, max_tokens)
         level = None if last is None else last.bucket
         self._budgets = SharedBudget() if level is None else SharedBudget(level)
         self._left: dict[str, tuple[Budget, Budget]] = {}
 
     def answer(self, question: Question) -> Outcome:
+        """Answer with a part of the budget; what is left of it waits for `settle`."""
         taken = self._budgets.take()
         with asking(question), self._asked.stream(question, budget=taken) as events:
             answer = collect(events)
@@ -212,13 +222,16 @@ class AsServed:
         return outcome_of(question, answer)
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Puts back what is left of an answer's budget, in the order in which they are kept."""
+        """Put back what an answer left of its budget; return the outcome with its `bucket`.
+
+        It must be called in the order in which outcomes are stored.
+        """
         self._budgets.settle(*self._left.pop(outcome.question))
         return msgspec.structs.replace(outcome, bucket=self._budgets.level)
 
 
 def edge_alone(edge: EdgeModel, max_tokens: int, router: Router | None = None) -> Decoded:
-    """The edge model; its uncertainty is `router`'s (default: max-prob)."""
+    """Return the edge alone as a system; `router` (default: max-prob) scores its uncertainty."""
     policy = Policy(cloud_share=0.0)
     return Decoded(Decoder(edge, router=router or MaxProb(), policy=policy), max_tokens)
 
@@ -233,7 +246,12 @@ def paired(
     speculate: int = 0,
     max_cloud_tokens: int | None = None,
 ) -> Decoder:
-    """Edge and cloud. A cloud that fails ends the evaluation: the figure would be a mixture."""
+    """Return a decoder of edge and cloud model with a fixed threshold.
+
+    `deadline` is in seconds a consult, `speculate` the number of draft tokens while one is under
+    way, `max_cloud_tokens` the cap of an answer. A cloud that fails raises a `CloudError`, since
+    going on with the edge alone would mix two systems in one figure.
+    """
     policy = Policy(
         threshold=threshold,
         deadline=deadline,
@@ -245,7 +263,7 @@ def paired(
 
 
 class CloudAlone:
-    """The cloud model writes the whole answer in one consult, or so many tokens in each."""
+    """The cloud model alone, asked for the whole answer at once or for `span` tokens at a time."""
 
     def __init__(
         self, cloud: CloudModel, tokenizer: Tokenizer, max_tokens: int, span: int | None = None
@@ -282,7 +300,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 def total(counts: Iterable[_Number | None]) -> _Number | None:
-    """Their sum; None if one is not known."""
+    """Return the sum of the counts; None if one of them is None."""
     found: Any = 0
     for count in counts:
         found = metered(found, count)
@@ -290,16 +308,17 @@ def total(counts: Iterable[_Number | None]) -> _Number | None:
 
 
 def question_prompt(tokenizer: Tokenizer, question: Question) -> Prompt:
-    """Prompt ids of the question, after the conversation before it."""
+    """Return the prompt (token ids) of a question and of the conversation before it."""
     return prompt_of(tokenizer, question.messages)
 
 
 def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
+    """Return the token ids of `question_prompt` as a list."""
     return list(question_prompt(tokenizer, question).ids)
 
 
 def cloud_identity(cloud: CloudModel) -> str:
-    """Identity of the model, by content if it is in this process."""
+    """Return a text that identifies the cloud model: by its content if it is in this process."""
     return cloud.identity() if cloud.local is None else cloud.local.fingerprint()
 
 
@@ -318,49 +337,51 @@ def require_room(task: Task, edge: EdgeModel, cloud: CloudModel) -> None:
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of an answer's ids, without end tokens."""
+    """Return the text of an answer's token ids, without end-of-sequence tokens."""
     kept = (token for token in ids if token not in tokenizer.eos_ids)
     return b"".join(map(tokenizer.piece, kept)).decode("utf-8", "replace")
 
 
 def is_cut(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
-    """Whether an answer's ids end without an end token."""
+    """Whether an answer's token ids lack an end-of-sequence token at their end."""
     return not ids or ids[-1] not in tokenizer.eos_ids
 
 
 def cloud_share(found: Sequence[Outcome]) -> float:
-    """Cloud share of all outcomes' tokens together, as `Usage.cloud_share` is of one answer's."""
+    """Return the cloud share of all outcomes together: used and wasted tokens over output tokens.
+
+    It is at most 1, as `Usage.cloud_share` is for one answer.
+    """
     cloud = sum(outcome.cloud_tokens + outcome.wasted_tokens for outcome in found)
     return min(1.0, cloud / max(1, sum(outcome.output_tokens for outcome in found)))
 
 
 def changed_share(found: Sequence[Outcome]) -> float | None:
-    """Fraction of the consults that changed the token; None without consults."""
+    """Return the fraction of consults that changed the edge's token; None without consults."""
     consults = sum(o.consults for o in found)
     return sum(o.changed for o in found) / consults if consults else None
 
 
 class CommitPoint:
-    """A system with one consult an answer, where the edge names a choice for the first time.
+    """A system that makes one consult an answer, at the token where the edge first names a choice.
 
-    In most answers to choices the choice is named before the conclusion, so this one token is
-    the decisive one. Where it is shows in the edge's own answer, which is the same up to there,
-    however its tokenizer cuts text. An answer that names no choice, or a question that has none,
-    is the edge's alone.
+    Most answers to multiple-choice questions name the choice before the conclusion, so this token
+    decides. The edge first answers alone to find its position, then again with the consult. If
+    its answer names no choice, or the question has none, the edge answers alone.
     """
 
     def __init__(self, edge: EdgeModel, cloud: CloudModel, max_tokens: int) -> None:
         self._edge, self._cloud, self._max_tokens = edge, cloud, max_tokens
 
     def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
-        """Answers with at most one consult."""
+        """Answer with at most one consult."""
         place = AtPosition(commit_position(self._edge, question, self._max_tokens))
         decoder = paired(self._edge, place, 1.0, self._cloud, max_cloud_tokens=1)
         return Decoded(decoder, self._max_tokens).answer(question, saw)
 
 
 class AtPosition:
-    """A router that scores 1 at one position; None: nowhere."""
+    """A router that scores 1 at one position (tokens, prompt included; None: nowhere), else 0."""
 
     needs, top = Needs.NOTHING, 0
 
@@ -372,16 +393,20 @@ class AtPosition:
 
 
 def commit_position(edge: EdgeModel, question: Question, max_tokens: int) -> int | None:
-    """Position of the edge's first named choice in its own answer, in ids, prompt included."""
+    """Return the position at which the edge, answering alone, first names a choice.
+
+    It is counted in tokens, prompt included; None if no choice is named.
+    """
     answer = edge_alone(edge, max_tokens).ask(question)
     at = commit_point(edge.tokenizer, [token.id for token in answer.tokens], question)
     return None if at is None else len(question_ids(edge.tokenizer, question)) + at
 
 
 def commit_point(tokenizer: Tokenizer, ids: Sequence[int], question: Question) -> int | None:
-    """The index of the id that brings the first letter of the first choice named, or its label.
+    """Return the index in an answer's `ids` of the token that first names a choice.
 
-    None where no choice is named, or there is none to name.
+    That is the token with the first character of the choice's text or with its letter. None if the
+    answer names no choice, or the question has none.
     """
     pieces = [b"" if token in tokenizer.eos_ids else tokenizer.piece(token) for token in ids]
     # Surrogates stand for bytes that are no text, so that places in the text are places in these.
@@ -398,11 +423,12 @@ def commit_point(tokenizer: Tokenizer, ids: Sequence[int], question: Question) -
 
 
 def query_level(edge: Sequence[Outcome], cloud: Sequence[Outcome], share: float) -> list[Outcome]:
-    """Whole questions to the cloud, the edge's most uncertain first, within a cloud share.
+    """Return the outcomes of a cascade, in which the cloud answers some questions as a whole.
 
-    A cascade (FrugalGPT, arXiv 2305.05176): the edge answers first, and how unsure it was over its
-    answer (`Outcome.uncertainty`) decides whether the cloud answers anew, so both take their time
-    and the edge's tokens are `discarded`.
+    `edge` and `cloud` are the outcomes of either alone, question by question. As in FrugalGPT
+    (arXiv 2305.05176) the edge answers first. Those answers of which it was least sure
+    (`Outcome.uncertainty`) are `discarded` and written by the cloud, up to the cloud share; for
+    these the times of both models add up.
     """
     chosen = list(edge)
     for i in within(share, edge, cloud, [outcome.uncertainty for outcome in edge]):
@@ -416,14 +442,17 @@ def query_level(edge: Sequence[Outcome], cloud: Sequence[Outcome], share: float)
 
 
 NEVER = float("-inf")
-"""The score of a question that is not sent whatever the share."""
+"""Score of a question that is never sent to the cloud."""
 
 
 def within(
     share: float, edge: Sequence[Outcome], cloud: Sequence[Outcome], scores: Sequence[float]
 ) -> list[int]:
-    """Questions to send, the highest scores first, as long as cloud tokens stay within `share` of
-    all output tokens."""
+    """Return the indices of the questions that the cloud answers, the highest scores first.
+
+    Their number is limited so that the cloud's tokens stay within `share` of all output tokens.
+    `edge` and `cloud` are the outcomes of either alone; `scores` has one number a question.
+    """
     sent: list[int] = []
     output, by_cloud = sum(o.output_tokens for o in edge), 0
     for i in sorted(range(len(edge)), key=lambda i: -scores[i]):

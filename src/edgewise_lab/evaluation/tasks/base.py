@@ -1,4 +1,4 @@
-"""Tasks: questions, each with its grading; and sources of tasks."""
+"""Tasks, which are sets of questions with right answers, and the sources that they come from."""
 
 import ast
 import hashlib
@@ -14,20 +14,26 @@ from edgewise.errors import UsageError
 from edgewise.prompts import Message
 
 LETTERS = string.ascii_lowercase
-"""Letters of choices, in order."""
+"""Letters that label the choices of a question, in order."""
 
 Split = Literal["train", "calibration", "test", "frames", "facts"]
 Grading = Literal["choice", "number", "contains", "exact", "regex", "words", "code", "json", "read"]
 
 
 class Question(msgspec.Struct, frozen=True):
-    """`prompt` is the user's last message, after those of `before`.
+    """A question of a task, with its right answer and how replies are graded.
 
-    `answer` is what `check` says: a choice's text, a number, words that the reply contains, the
-    whole text, a regular expression, a text with the same content words, Python that tests the
-    reply's code, a JSON Schema, or in a sentence what a person who reads it looks for. Not `known`,
-    the cloud's own takes its place (`agreeing`). `reference` is a whole right answer. Raises
-    `UsageError` for an answer that `check` cannot use.
+    `prompt` is the user's last message, `before` the conversation before it. `family` names the
+    kind of question, for figures by kind. `choices` are the texts to choose from, if any.
+
+    `check` is the way of grading, and `answer` what it compares with: for `choice` the right
+    choice's text, `number` a number, `contains` words that the reply must contain, `exact` the
+    whole reply, `regex` a regular expression, `words` a text that shares most content words, `code`
+    Python that tests the reply's code, `json` a JSON Schema, `read` a sentence on what a person who
+    grades the reply looks for. If `known` is False there is no answer, and the cloud model's reply
+    is used for it (`agreeing`). `reference` is the text of a whole right reply.
+
+    Raises `UsageError` for an answer that `check` cannot use.
     """
 
     id: str
@@ -42,12 +48,12 @@ class Question(msgspec.Struct, frozen=True):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The whole conversation."""
+        """The whole conversation, with `prompt` as the user's last message."""
         return (*self.before, Message("user", self.prompt))
 
     @property
     def text(self) -> str:
-        """Identifies what is asked: the prompt, with the conversation before it."""
+        """The conversation and the prompt as one text, which identifies what is asked."""
         return "\n".join([*(f"{turn.role}: {turn.content}" for turn in self.before), self.prompt])
 
     def __post_init__(self) -> None:
@@ -72,7 +78,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def _unusable(check: Grading, answer: str) -> str | None:
-    """Why `check` cannot use an answer; None if it can."""
+    """Return why `check` cannot use an answer, to follow "is not"; None if it can."""
     try:
         match check:
             case "regex":
@@ -109,7 +115,7 @@ def _require_schema(text: str) -> None:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A named set of questions; `max_tokens` is the longest answer."""
+    """A named set of questions; `max_tokens` is the maximum length of an answer."""
 
     name: str
     questions: tuple[Question, ...]
@@ -122,31 +128,34 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def to_read(self) -> int:
-        """Questions whose replies a person must read."""
+        """The number of questions whose replies a person must grade."""
         return sum(question.check == "read" for question in self.questions)
 
     @property
     def families(self) -> tuple[str, ...]:
-        """Families in the order of their first questions."""
+        """The families (kinds of questions), in the order of their first questions."""
         return tuple(dict.fromkeys(question.family for question in self.questions))
 
     def first(self, limit: int | None) -> "Task":
-        """The first `limit` questions."""
+        """Return the task with only its first `limit` questions (None: all)."""
         return msgspec.structs.replace(self, questions=self.questions[:limit])
 
 
 class TaskSource(Protocol):
-    """The source of a named task. Its class is created without arguments."""
+    """The source of a task that users choose by name. Its class takes no arguments."""
 
     name: str
     splits: tuple[Split, ...]
-    """Its separate splits. Without a calibration split the end of another is used."""
+    """The splits that `open` takes. Without "calibration" the end of another serves for it."""
 
     local: bool = False
-    """Whether `open` reads a local copy of the published file as well."""
+    """Whether `open` also reads a local copy of the published file."""
 
     def open(self, split: Split, data: Path | None = None) -> Task:
-        """Opens one of `splits`, or the file `data`. Raises `UsageError`."""
+        """Return the questions of one of `splits`, or those of the local file `data`.
+
+        Raises `UsageError` if they cannot be read.
+        """
         ...
 
 
@@ -154,12 +163,15 @@ TRAINED_ON, MAX_TRAINED_ON = "trained_on.txt", 64 << 20
 
 
 def digest(prompt: str) -> str:
-    """Hash of a question in `trained_on.txt`, a line each: 16 hexadecimal digits."""
+    """Return the hash by which `trained_on.txt` lists a question: 16 hexadecimal digits."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
 def trained_digests(folder: Path) -> frozenset[str]:
-    """Digests of the prompts that a checkpoint's weights were fitted to; raises `UsageError`."""
+    """Return the digests of the questions that a router's checkpoint was trained on.
+
+    Empty if the folder does not list them. Raises `UsageError` if its list is too large.
+    """
     path = folder / TRAINED_ON
     if not path.is_file():
         return frozenset()

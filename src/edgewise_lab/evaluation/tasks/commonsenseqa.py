@@ -37,7 +37,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A line of the published dev_rand_split.jsonl."""
+    """A line of the published file dev_rand_split.jsonl."""
 
     id: str
     question: _Asked
@@ -59,7 +59,10 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class CommonsenseQa(TaskSource):
-    """From a local file or the hub; its development set replaces the unpublished test set."""
+    """CommonsenseQA from the hub or a local file, asked in the chat form ("Answer: X").
+
+    The development set stands for the test set, whose answers are unpublished.
+    """
 
     name = "commonsenseqa"
     splits = ("train", "test")
@@ -71,13 +74,13 @@ class CommonsenseQa(TaskSource):
         return Task(self.name, tuple(map(self._asked, questions)), self.max_tokens)
 
     def _asked(self, question: Question) -> Question:
-        """The question, whose prompt is its stem, as it is asked."""
+        """Return the question with a full prompt in place of its stem (the bare question)."""
         listed = "\n".join(f"{label}) {text}" for label, text in _labelled(question))
         return replace(question, prompt=f"{question.prompt}\n{listed}\n\n{CHAT_FORMAT}")
 
 
 class CommonsenseQaPaper(CommonsenseQa):
-    """As the paper asks."""
+    """CommonsenseQA with the prompt of arXiv 2504.07878."""
 
     name = "commonsenseqa-paper"
     max_tokens = PAPER_TOKENS
@@ -90,7 +93,7 @@ class CommonsenseQaPaper(CommonsenseQa):
 
 
 class CommonsenseQaLetter(CommonsenseQaPaper):
-    """The same, answered by a letter alone."""
+    """CommonsenseQA with a prompt that asks for a letter alone."""
 
     name = "commonsenseqa-letter"
     max_tokens = LETTER_TOKENS

@@ -1,4 +1,4 @@
-"""What a reply concludes, where the prompt asks to end with "Answer: X" (the chat form)."""
+"""Find what a reply concludes if its prompt asks to end with "Answer: X" (the chat form)."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -7,7 +7,7 @@ from fractions import Fraction
 from edgewise_lab.evaluation.tasks.base import LETTERS
 
 _LINE, _LONGEST = "Answer:", 300
-"""Of an exact last line, its beginning; and the most characters of a conclusion that are read."""
+"""How an exact last line begins; how many characters of a conclusion are read at most."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox|text\w*|math\w*)\s*\{([^{}]*)\}")
 _MARKUP = re.compile(
@@ -43,7 +43,7 @@ _MARKED = r"(?:\*\*|__|\\boxed\s*\{)([^*\n{}]+)(?:\*\*|__|\})"
 
 
 def concluded(text: str) -> str | None:
-    """What the last line says after "Answer:", if no other line begins with it; else None."""
+    """Return what follows "Answer:" if the last line, and no other, begins with it, else None."""
     lines = [line.strip() for line in _unmarked(text).splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(_LINE)]
     if len(said) != 1 or said != lines[-1:]:
@@ -52,14 +52,17 @@ def concluded(text: str) -> str | None:
 
 
 def says_number(text: str) -> Fraction | None:
-    """The number of a last line that says nothing else; a currency's sign or % may stand there."""
+    """Return the number in a last line "Answer: NUMBER" (with $, € or %, if any), else None."""
     said = concluded(_readable(text))
     found = _NUMBER.fullmatch(said.removesuffix("%").rstrip()) if said else None
     return _value(found) if found else None
 
 
 def number_in(text: str) -> Fraction | None:
-    r"""The number after the last "answer", "####" or in the last \boxed{}; else the last of all."""
+    r"""Return the number that a reply concludes with, or None if it has no number.
+
+    That is the one after the last "answer" or "####", or in the last \boxed{}; else the last one.
+    """
     text = _readable(text)
     boxed = [(found.start(), found[1]) for found in re.finditer(r"\\boxed\s*\{([^}\n]*)", text)]
     text_ends = [
@@ -77,15 +80,15 @@ def number_in(text: str) -> Fraction | None:
 
 
 def number_from(answer: str) -> Fraction | None:
-    """The value of a right answer."""
+    """Return the first number in a right answer, or None."""
     found = _NUMBER.search(_readable(answer))
     return _value(found) if found else None
 
 
 def says_choice(text: str, choice: str, letter: str | None) -> bool:
-    """Whether the last line is the choice's letter, alone or with its text, or the text (letter).
+    """Whether the last line is "Answer:" and this choice's letter, alone or with its text.
 
-    Without a letter it is the text alone.
+    Without a `letter` the line must have the choice's text alone.
     """
     own = rf"(?i:{re.escape(_named_as(choice))})"
     forms = own
@@ -97,11 +100,11 @@ def says_choice(text: str, choice: str, letter: str | None) -> bool:
 
 
 def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
-    """The choice that the reply's last conclusion names; None where it names none, or two.
+    """Return the choice that the reply's last conclusion names; None if it names none or several.
 
-    A conclusion is what follows "the answer is" or "Answer:", or goes before "is correct". A reply
-    without any concludes by a line that is a choice and nothing else, or by the last bold, boxed or
-    bracketed choice inside a line. A letter and a text that do not agree are two choices.
+    A conclusion is what follows "the answer is" or "Answer:", or precedes "is correct". In a reply
+    without one, a line that is only a choice counts, or else the last bold, boxed or bracketed
+    choice inside a line. A letter with the text of another choice names two choices.
     """
     names = [_named_as(choice) for choice in choices]
     plain = _unmarked(text)
@@ -117,7 +120,7 @@ _Place = tuple[int, set[str]]
 
 
 def _cued(text: str, choices: Sequence[str]) -> Iterator[_Place]:
-    """What follows "the answer is" and its like."""
+    """Yield the choices that follow "the answer is" and similar words."""
     for cue in _CUE.finditer(text):
         rest = _rest(text, cue.end())
         filler = _FILLER.match(rest)
@@ -127,7 +130,7 @@ def _cued(text: str, choices: Sequence[str]) -> Iterator[_Place]:
 
 
 def _called_right(text: str, choices: Sequence[str]) -> Iterator[_Place]:
-    """What goes before "is the right answer" and its like: a letter, perhaps with its text."""
+    """Yield the choices, by letter, that precede "is the right answer" and similar words."""
     for letter in re.finditer(rf"\(?\b[{LETTERS[: len(choices)].upper()}]\b", text):
         one = _first(text[letter.start() :].partition("\n")[0], choices)
         if one and _RIGHT.match(one[1]):
@@ -135,7 +138,7 @@ def _called_right(text: str, choices: Sequence[str]) -> Iterator[_Place]:
 
 
 def _alone(text: str, choices: Sequence[str]) -> Iterator[_Place]:
-    """Lines that are a choice and nothing else, but no list; of a single line the one it names."""
+    """Yield a choice that is a whole line (not a list); a single line may name it anywhere."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     each = [_exactly(line, choices) for line in lines]
     if len({name for names in each for name in names}) == 1:
@@ -149,7 +152,7 @@ def _alone(text: str, choices: Sequence[str]) -> Iterator[_Place]:
 
 
 def _marked(text: str, choices: Sequence[str]) -> Iterator[_Place]:
-    """Bold, boxed and bracketed choices; at a line's beginning they are labels of a list."""
+    """Yield bold, boxed and bracketed choices, but not labels at the beginning of a line."""
     for mark in re.finditer(rf"{_MARKED}|\(([a-zA-Z])\)", text):
         named = _exactly(mark[1] or f"({mark[2]})", choices)
         if named and re.search(r"\w", text[: mark.start()].rpartition("\n")[2]):
@@ -167,7 +170,7 @@ def _inside(text: str, choices: Sequence[str]) -> Iterable[str]:
 
 
 def _named(rest: str, choices: Sequence[str]) -> set[str]:
-    """The choices that `rest` names at its beginning, with what "or" and "and" add."""
+    """Return the choices at the beginning of `rest`, several if joined by "or" or "and"."""
     named: set[str] = set()
     while one := _first(rest, choices):
         named |= one[0]
@@ -179,9 +182,9 @@ def _named(rest: str, choices: Sequence[str]) -> set[str]:
 
 
 def _first(rest: str, choices: Sequence[str]) -> tuple[set[str], str] | None:
-    """The choice at the beginning, by letter, text or both, and what follows.
+    """Return the choice at the beginning of `rest`, by letter, text or both, and what follows it.
 
-    Two where letter and text do not agree.
+    If letter and text do not agree, both choices are returned.
     """
     letters = LETTERS[: len(choices)]
     label = re.match(rf"\(?([{letters}])\b\)?", rest, re.IGNORECASE)
@@ -218,7 +221,7 @@ def _is_label(label: "re.Match[str]", rest: str) -> bool:
 
 
 def _text(rest: str, choices: Sequence[str]) -> tuple[str, str] | None:
-    """The longest choice whose text `rest` begins with, and what follows it."""
+    """Return the longest choice with whose text `rest` begins, and what follows it, or None."""
     for choice in sorted(choices, key=len, reverse=True):
         if found := re.match(rf"(?i){re.escape(choice)}(?!\w)", rest):
             return choice, rest[found.end() :]
@@ -235,17 +238,17 @@ def _named_as(choice: str) -> str:
 
 
 def _unmarked(text: str) -> str:
-    """Without Markdown's and LaTeX's marks; of a box in a box the inside."""
+    """Return the text without marks of Markdown and LaTeX."""
     return _MARKUP.sub("", _BOX.sub(r"\1", _BOX.sub(r"\1", text)))
 
 
 def _readable(text: str) -> str:
-    r"""Numbers without LaTeX: "1{,}000", "1\,000" and "\frac{1}{2}"."""
+    r"""Return the text with numbers in plain form: no "1{,}000", "1\,000" or "\frac{1}{2}"."""
     return _FRACTION.sub(r"\1/\2", _NARROW.sub("", text.replace("{,}", ",")))
 
 
 def _rest(text: str, start: int) -> str:
-    """The rest of the line; where nothing is left of it, the next that is not empty."""
+    """Return the rest of the line from `start` on, or if that is empty the next line with text."""
     return text[start : start + _LONGEST].lstrip(" \t\r\n:#").partition("\n")[0]
 
 

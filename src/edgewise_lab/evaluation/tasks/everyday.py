@@ -23,7 +23,7 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Everyday(TaskSource):
-    """Bundled: there is no other copy. The first 20 are short, and of mixed kinds."""
+    """The task `everyday`, which is bundled. Its first 20 prompts are short and of mixed kinds."""
 
     name = "everyday"
     splits = ("test",)
@@ -33,9 +33,10 @@ class Everyday(TaskSource):
 
 
 def first(count: int) -> Task:
-    """The first that run no reply's code, which may be a stranger's, and can be checked here.
+    """Return the first `count` prompts whose replies can be graded safely on this machine.
 
-    JSON needs a library that the base install has not.
+    Prompts that ask for code are left out, since grading would run it; prompts that ask for JSON
+    are, too, without the library jsonschema.
     """
     without = {"code"} if find_spec("jsonschema") else {"code", "json"}
     can = [line for line in _lines() if line.check not in without]

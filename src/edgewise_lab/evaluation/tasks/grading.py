@@ -1,7 +1,7 @@
-"""Grading: whether an answer is right, by a lenient and by a strict reading.
+"""Grading: whether an answer is right, leniently or strictly.
 
-A prompt that asks for "Answer: X" is in the chat form (`conclusions`); the conclusions of any other
-are found as in arXiv 2504.07878.
+A prompt that contains "Answer: X" is in the *chat form*: module `conclusions` finds what the reply
+concludes. Any other prompt is in the *paper's form*: conclusions are found as in arXiv 2504.07878.
 """
 
 import hashlib
@@ -21,23 +21,24 @@ _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
 
 @cache
 def grader() -> str:
-    """Digest of the code that grades: what another one graded is graded anew."""
+    """Return a digest of the grading code; outcomes with another digest are graded again."""
     sources = (path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     return hashlib.sha256(b"".join(sources)).hexdigest()[:16]
 
 
 def suited(answer: str, choices: Sequence[str] | None) -> Grading:
-    """How a right answer is graded where nobody says."""
+    """Return the way of grading for a right answer whose question does not say any."""
     if choices:
         return "choice"
     return "number" if re.fullmatch(rf"\$?{_NUMBER}", answer.strip()) else "contains"
 
 
 def is_right(question: Question, text: str) -> bool:
-    """Graded leniently: by the last conclusion, or in the paper's form by the paper's extraction.
+    """Whether a reply is right by lenient grading, as the question's `check` says.
 
-    Without a known answer nothing is right, nor where a person has to read the reply. Raises
-    `UsageError` where a question's pattern takes too long.
+    The last choice or number that the reply concludes with counts, in any format. False if the
+    right answer is unknown or a person must grade the reply. Raises `UsageError` if the question's
+    regular expression or schema takes too long.
     """
     if not question.known:
         return False
@@ -64,13 +65,13 @@ def is_right(question: Question, text: str) -> bool:
 
 
 def is_strictly_right(question: Question, text: str) -> bool:
-    """Graded as asked for: one conclusion, in the format that the prompt wants, and right.
+    """Whether a reply is right by strict grading: one right conclusion in the requested format.
 
-    The question's `reference` is, letter for letter. In the chat form the conclusion is the last
-    line. Where the prompt lists choices after letters, the paper's form wants text and letter, the
-    chat form the letter; where it does not, the text alone is named. Of `contains` and `words` all
-    words must be the same; code is the reply's only block, and JSON the whole reply; exact and
-    regex have no other reading.
+    A reply that equals the question's `reference` is right. In the chat form the conclusion must be
+    the last line. If the prompt lists choices with letters, the paper's form requires text and
+    letter, the chat form the letter; otherwise both require the text. `contains` and `words`
+    require the same content words, `code` a single code block, `json` a reply that is only JSON.
+    `exact` and `regex` are graded as by `is_right`.
     """
     if not question.known:
         return False
@@ -101,7 +102,7 @@ def _is_chat(question: Question) -> bool:
 
 
 def _letter(question: Question) -> str | None:
-    """The right choice's letter, if the prompt lists choices after letters."""
+    """Return the right choice's letter if the prompt lists choices with letters, else None."""
     assert question.choices is not None
     letter = LETTERS[question.choices.index(question.answer)]
     listed = re.search(_item(letter, question.answer), question.prompt, re.IGNORECASE)
@@ -118,7 +119,7 @@ def _says_answer(question: Question, text: str) -> bool:
 
 
 def named_choice(question: Question, text: str) -> str | None:
-    """The choice that a reply concludes with."""
+    """Return the choice that a reply concludes with, or None."""
     assert question.choices is not None
     if not _is_chat(question):
         return extract_choice(text, question.choices)
@@ -128,7 +129,7 @@ def named_choice(question: Question, text: str) -> str | None:
 
 
 def named_number(question: Question, text: str) -> str | None:
-    """The number that a reply concludes with, as equal numbers are written the same."""
+    """Return the number that a reply concludes with, or None; equal numbers are written alike."""
     if not _is_chat(question):
         return _plain(extract_number(text))
     said = conclusions.says_number(text)
@@ -137,26 +138,26 @@ def named_number(question: Question, text: str) -> str | None:
 
 
 def _number(question: Question) -> str | None:
-    """The right number, as `named_number` has it."""
+    """Return the right number in the form of `named_number`."""
     if not _is_chat(question):
         return _plain(question.answer)
     return str(conclusions.number_from(question.answer))
 
 
 def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
-    """The choice an answer names, in the order of arXiv 2504.07878.
+    """Return the choice that an answer names, found as in arXiv 2504.07878, or None.
 
-    A choice's text within 50 characters after "Therefore"; a capital letter there; the first
-    "(x)"; a letter in the first 15 characters; a choice's text in the first 20. A list that tells
-    choices once more names none of them, and a letter counts only as such: not before a phrase
-    that is not its choice's text ("A. whole job"), nor as a word ("A job").
+    These places are tried in order: a choice's text within 50 characters after "Therefore"; a
+    capital letter there; the first "(x)"; a letter in the first 15 characters; a choice's text in
+    the first 20. A list that repeats the choices does not count. Nor does a letter before a phrase
+    other than its choice's text ("A. whole job"), or one that is a word ("A job").
     """
     found = next(_places(_without_lists(text, choices), choices), None)
     return found[1] if found else None
 
 
 def first_mention(text: str, choices: tuple[str, ...]) -> int | None:
-    """Position of a choice's first mention: its text anywhere, or a letter that counts."""
+    """Return where `text` first has a choice's text or a letter that stands for one, or None."""
     if not choices:
         return None
     left = _without_lists(text, choices)
@@ -167,7 +168,7 @@ def first_mention(text: str, choices: tuple[str, ...]) -> int | None:
 
 
 def extract_number(text: str) -> str | None:
-    """The number after "answer is", else the last one."""
+    """Return the number after "answer is", else the last number, else None."""
     stated = re.search(rf"answer is \$?({_NUMBER})", text)
     if stated:
         return stated[1]
@@ -255,7 +256,7 @@ def _plain(number: str | None) -> str | None:
 
 
 AGREES = 0.5
-"""Two texts agree from this part of their content words in common on."""
+"""Smallest `overlap` (Jaccard index of content words) at which two texts agree."""
 
 _WORDS = re.compile(r"\d[\d.,]*\d|\d|[^\W\d_]+")
 _FUNCTION_WORDS = """
@@ -267,15 +268,15 @@ were what when where which while who why will with would you your
 
 
 def content_words(text: str) -> frozenset[str]:
-    """Numbers, and words other than function words (English)."""
+    """Return the numbers and words of a text, without English function words such as "the"."""
     found = (word.replace(",", "").casefold() for word in _WORDS.findall(text))
     return frozenset(found).difference(_FUNCTION_WORDS.split())
 
 
 def overlap(question: Question, one: str, other: str) -> float:
-    """Jaccard index of the content words of two replies, those of the conversation left out.
+    """Return the Jaccard index (0 to 1) of the content words of two replies to a question.
 
-    If that leaves one of them without a word, its words are all the conversation's, and count.
+    Words of the conversation are left out, unless that leaves one of the replies without a word.
     """
     asked, first, second = map(content_words, (question.text, one, other))
     if first - asked and second - asked:
@@ -284,7 +285,7 @@ def overlap(question: Question, one: str, other: str) -> float:
 
 
 def agreeing(question: Question, reply: str) -> Question:
-    """The question with the cloud's own `reply` as its answer, unless one is known."""
+    """Return the question with the cloud's `reply` as its right answer, unless one is known."""
     if question.known:
         return question
     if question.choices and (choice := named_choice(question, reply)):
@@ -295,6 +296,6 @@ def agreeing(question: Question, reply: str) -> Question:
 
 
 def agreeing_task(task: Task, replies: Mapping[str, str]) -> Task:
-    """The task with the cloud's replies, by question, in the place of unknown answers."""
+    """Return the task with the cloud's replies, by question id, in place of unknown answers."""
     questions = tuple(agreeing(question, replies[question.id]) for question in task.questions)
     return replace(task, questions=questions)

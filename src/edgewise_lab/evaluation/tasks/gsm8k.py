@@ -25,7 +25,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class Gsm8k(TaskSource):
-    """GSM8K, from a local file or the hub."""
+    """GSM8K from the hub or a local file, asked in the chat form ("Answer: NUMBER")."""
 
     name = "gsm8k"
     splits = ("train", "test")
@@ -42,7 +42,7 @@ class Gsm8k(TaskSource):
 
 
 class Gsm8kPaper(Gsm8k):
-    """In the paper's format."""
+    """GSM8K with the prompt of arXiv 2504.07878."""
 
     name = "gsm8k-paper"
     max_tokens, format = PAPER_TOKENS, FORMAT

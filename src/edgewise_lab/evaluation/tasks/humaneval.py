@@ -22,7 +22,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class HumanEval(TaskSource):
-    """From the hub, or a local file."""
+    """HumanEval, from the hub or a local file."""
 
     name = "humaneval"
     splits = ("test",)

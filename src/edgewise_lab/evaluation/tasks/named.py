@@ -1,4 +1,4 @@
-"""Opens the tasks that a user names."""
+"""Open the tasks that a user names, and divide their questions for use and calibration."""
 
 from pathlib import Path
 from typing import Literal
@@ -15,10 +15,10 @@ from edgewise_lab.evaluation.tasks.records import jsonl, prompts
 Use = Literal["train", "test"]
 
 USUAL = {"train": 300, "test": 100}
-"""Questions that thresholds are set on where nobody says, at most a fifth of a file's."""
+"""Default number of calibration questions, by use; at most a fifth of a file's questions."""
 
 EVERYDAY = 20
-"""Prompts that are tried where nobody names others."""
+"""Number of bundled everyday prompts that are tried if the user names none."""
 
 TASKS: Registry[type[TaskSource]] = Registry(
     "task",
@@ -40,11 +40,11 @@ TASKS: Registry[type[TaskSource]] = Registry(
 def open_task(
     name: str, *, data: Path | None = None, check: Grading | None = None, use: Use = "test"
 ) -> Task:
-    """The questions of a task in `TASKS`, or of a JSON Lines file.
+    """Open a task by its name in `TASKS`, or a JSON Lines file by its path.
 
-    `data` is a local copy of the published file; `check` how the answers of a JSON Lines file
-    are graded (default: `suited`). `use` chooses the split where a task has several. Answers may be
-    unknown (`Task.known`).
+    `data` is a local copy of the task's published file; `check` is how the answers of a JSON Lines
+    file are graded (default: `suited`); `use` chooses the split. Right answers may be unknown
+    (`Task.known`). Raises `UsageError` if there is no such task or file, or the options do not fit.
     """
     source = _source(name)
     if source is not None:
@@ -68,9 +68,9 @@ def open_task(
 
 
 def open_prompts(name: str | None) -> Task:
-    """The prompts in a file, or with `-` of stdin; None: the first of the bundled everyday ones.
+    """Open a file of prompts, with or without right answers, as a task.
 
-    Not all need an answer.
+    `-` reads stdin; None opens the first of the bundled everyday prompts.
     """
     if name is None:
         return everyday.first(EVERYDAY)
@@ -90,15 +90,16 @@ def with_calibration(
     known: bool = True,
     calibrated: bool = True,
 ) -> tuple[Task, Task]:
-    """The first `limit` questions to use, and `calibration` others to set thresholds with.
+    """Open a task; return its first `limit` questions and `calibration` others for thresholds.
 
-    With None these are as `USUAL`. Where right answers must be `known`, a task of prompts alone is
-    refused. `max_tokens` is the longest answer to all of them, in the place of the task's own.
+    Without `limit` all questions are used, without `calibration` as many as `USUAL` says are set
+    apart. `max_tokens`, if given, replaces the task's maximum length of an answer. With `known` a
+    task without right answers raises `UsageError`, as do other options that do not fit.
 
-    A task with a calibration split has these there. Otherwise they are the last ones of
-    `calibration_data`, a file like `data`; without it, of a task to be tested that has a train
-    split the end of that, which training leaves out; and of any other its own end. If nothing is
-    `calibrated` and no `calibration` is asked for, this own end is among the questions to use, too.
+    The calibration questions are the last ones of the file `calibration_data`, which is like
+    `data`. Without it they come from the task's calibration split; else, if `use` is "test", from
+    the end of its train split, which training leaves out; else from the end of the task's own
+    questions. If `calibrated` is False and no `calibration` is given, that end is used as well.
     """
     counts = {"limit": limit, "calibration": calibration, "max_tokens": max_tokens}
     for setting, value in counts.items():
@@ -137,7 +138,7 @@ def _pair(
     *,
     apart: bool,
 ) -> tuple[Task, Task]:
-    """The questions and the held-out ones, if no file of other questions is named."""
+    """Return the questions to use and those to calibrate on, if no other file is named."""
     usual, splits = calibration or USUAL[use], _splits(name, data)
     if "calibration" in splits:
         held_out = _checked(name, TASKS.load(name)().open("calibration"))
@@ -157,7 +158,7 @@ def _source(name: str) -> TaskSource | None:
 
 
 def _splits(name: str, data: Path | None) -> tuple[str, ...]:
-    """Splits that can be opened besides; none for a local copy."""
+    """Return the splits of a task that can be opened by name; none for a local copy."""
     source = _source(name)
     return () if source is None or data is not None else source.splits
 
@@ -184,14 +185,14 @@ def _checked(name: str, task: Task) -> Task:
 
 
 def _beside(name: str, data: Path, check: Grading | None) -> Task:
-    """The questions of another file of the same task."""
+    """Open another file of the same task."""
     if name in TASKS:
         return open_task(name, data=data, check=check)
     return open_task(str(data), check=check)
 
 
 def _apart(other: Task, used: Task, calibration: int) -> Task:
-    """The last of `other`'s questions, none that is used."""
+    """Return the last `calibration` of `other`'s questions that are not in `used`."""
     texts = {question.text for question in used.questions}
     rest = tuple(question for question in other.questions if question.text not in texts)
     if not rest:
@@ -204,7 +205,7 @@ def _apart(other: Task, used: Task, calibration: int) -> Task:
 
 
 def _split(task: Task, calibration: int) -> tuple[Task, Task]:
-    """The last `calibration` questions apart; no prompt stands on both sides."""
+    """Split off the last `calibration` questions; no prompt is in both parts."""
     held_out = task.questions[-calibration:]
     apart = {question.text for question in held_out}
     before = task.questions[: -len(held_out)]

@@ -1,4 +1,4 @@
-"""The frozen questions of the bundled pair."""
+"""PocketQA: the fixed questions that come with the bundled pair of models."""
 
 import gzip
 from importlib.resources import files
@@ -12,16 +12,16 @@ MAX_TOKENS = 128
 
 
 class _Split(msgspec.Struct, frozen=True):
-    """Fields of a line beside its question."""
+    """The field of a line in the file that says to which split its question belongs."""
 
     split: Split
 
 
 class PocketQa(TaskSource):
-    """Bundled: there is no other copy.
+    """The task `pocketqa`, which is bundled.
 
-    `frames` and `facts` are test sets of what no router was trained on: other wordings of questions
-    and another style of answers, and facts kept apart.
+    Its splits `frames` and `facts` test what no router was trained on: `frames` has questions in
+    other words and answers in another style, `facts` has facts that were kept apart.
     """
 
     name = "pocketqa"
@@ -32,7 +32,7 @@ class PocketQa(TaskSource):
 
 
 def pocketqa(split: Split = "test") -> Task:
-    """The bundled questions of one split, the families alternating."""
+    """Return the questions of one split, with the families (kinds of questions) alternating."""
     packed = files("edgewise_lab.evaluation.tasks").joinpath("pocketqa.jsonl.gz").read_bytes()
     lines = gzip.decompress(packed).splitlines()
     rank: dict[str, int] = {}

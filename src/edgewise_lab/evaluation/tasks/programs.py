@@ -1,4 +1,4 @@
-"""Checks in a child process: regular expressions, JSON schemas, and code that is run."""
+"""Checks of replies in a child process: by regular expression, JSON Schema, or running code."""
 
 import atexit
 import json
@@ -18,17 +18,17 @@ from edgewise.sandbox import Child, ChildEnded
 from edgewise_lab.evaluation.tasks.base import Question
 
 _SECONDS, _MEMORY = 5.0, 1 << 30
-"""Timeout of a search, and its memory in bytes."""
+"""Limits of a search or schema check: seconds, and memory in bytes."""
 
 RUN_SECONDS, RUN_MEMORY = 10.0, 512 << 20
-"""The same of a reply's code with its tests."""
+"""Limits of running a reply's code with its tests: seconds, and memory in bytes."""
 
 _OWN = str(Path(__file__).parent)
 _LIBRARIES = ("jsonschema", "referencing", "rpds", "attr", "jsonschema_specifications")
 
 
 class _Kept:
-    """A child that is started when it is needed, and again after a timeout."""
+    """A child process that is started when it is needed, and again after a timeout."""
 
     def __init__(self, target: str, libraries: Sequence[str] = ()) -> None:
         self._target, self._libraries = target, libraries
@@ -38,7 +38,7 @@ class _Kept:
         atexit.register(self._end)
 
     def ask(self, *request: object) -> bool:
-        """Whether the reply is `1`. Raises `ChildEnded`."""
+        """Whether the child replies `1`. Raises `ChildEnded` if it ends or takes too long."""
         with self._lock:
             if self._child is not None and self._parent != os.getpid():
                 self._child.abandon()
@@ -70,7 +70,7 @@ _searches, _schemas = _Kept("searching:search"), _Kept("schemas:fits", _LIBRARIE
 
 
 def matches(question: Question, text: str) -> bool:
-    """Whether the question's regular expression occurs in the text. Raises `UsageError`."""
+    """Whether the question's pattern occurs in the text. Raises `UsageError` if it is too slow."""
     try:
         return _searches.ask(question.answer, text)
     except ChildEnded as error:
@@ -81,9 +81,9 @@ def matches(question: Question, text: str) -> bool:
 
 
 def fits(question: Question, text: str, *, strict: bool = False) -> bool:
-    """Whether the text holds JSON that fits the question's schema; strictly, it is nothing else.
+    """Whether the text contains JSON that fits the question's schema; `strict`: and nothing else.
 
-    Raises `UsageError`.
+    Raises `UsageError` if the check takes too long, or the schema refers to something outside.
     """
     try:
         return _schemas.ask(json.loads(question.answer), text, strict)
@@ -98,9 +98,10 @@ def fits(question: Question, text: str, *, strict: bool = False) -> bool:
 def passes(question: Question, text: str, *, strict: bool = False) -> bool:
     """Whether the reply's code passes the question's tests.
 
-    The code is the last fenced block, or all of them, one after another; without a fence it is the
-    whole reply. Strictly there is one block. The blocks of the prompt run first, so what a reply
-    leaves out of them is at hand.
+    The last fenced code block is tried, then all blocks joined; without a fence the whole reply is
+    code. With `strict` the reply must have exactly one block. The code blocks of the prompt run
+    first, so that a reply may leave out what they define. Raises `UsageError` if the process that
+    runs the code does not start.
     """
     blocks = _blocks(text)
     if strict:
@@ -110,7 +111,7 @@ def passes(question: Question, text: str, *, strict: bool = False) -> bool:
 
 
 def _blocks(text: str) -> list[str]:
-    """The code of each fence; one that is not closed ends with the text."""
+    """Return the code of each fenced block; one that is not closed ends with the text."""
     fence = r"^[ \t]*(```+|~~~+)[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)"
     return [dedent(block) for _, block in re.findall(fence, text, re.MULTILINE | re.DOTALL)]
 

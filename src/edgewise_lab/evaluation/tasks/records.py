@@ -1,4 +1,4 @@
-"""Anyone's questions from a file: a JSON object a line, or a hub data set's Parquet file."""
+"""Read questions from a file: JSON Lines, plain prompts, or a hub dataset's Parquet file."""
 
 import gzip
 import io
@@ -19,10 +19,10 @@ from edgewise_lab.evaluation.tasks.base import LETTERS, Grading, Question, Task
 from edgewise_lab.evaluation.tasks.grading import suited
 
 MAX_FILE = 256 << 20
-"""Largest file that is read, bytes."""
+"""Size of the largest file that is read, in bytes, unpacked."""
 
 STDIN = Path("-")
-"""Stands for what is piped in."""
+"""The path that stands for stdin."""
 
 _GZIP = b"\x1f\x8b"
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -31,13 +31,19 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
-    """Line number and record of each line that is not empty. Raises `UsageError`."""
+    """Yield line number and record, of type `kind`, of each line of a JSON Lines file.
+
+    Empty lines are skipped. Raises `UsageError` for an unreadable file or an invalid line.
+    """
     for number, line in lines_of(path):
         yield number, _decoded(path, number, line, kind)
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Number and bytes of each line, unpacked, that is not empty. Raises `UsageError`."""
+    """Yield number and bytes of each non-empty line of a file, which may be gzipped.
+
+    Raises `UsageError` if the file cannot be read or is larger than `MAX_FILE`.
+    """
     try:
         # What is no file, such as a pipe, has no size before it was read.
         with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as file:
@@ -68,7 +74,11 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[Record]) -> Record
 
 
 def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
-    """The rows of a file in a hub dataset, downloaded if need be."""
+    """Yield the rows of a Parquet file in a hub dataset, which is downloaded if need be.
+
+    `repo` is the dataset, `name` the file's path in it, `kind` the type of a row. Raises
+    `UsageError` without pyarrow, and for a file that is unreadable or has other columns.
+    """
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -119,7 +129,7 @@ class _Turn(msgspec.Struct, frozen=True):
 
 
 class _Conversation(msgspec.Struct, frozen=True):
-    """A log; of its other fields, which may be anything, only `answer` makes it a question."""
+    """A chat log with any other fields; it becomes a graded question if it has an `answer`."""
 
     messages: tuple[_Turn, ...]
     answer: object = None
@@ -130,13 +140,14 @@ class _Asked(_Graded, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def jsonl(data: Path, check: Grading | None) -> Task:
-    """Lines `{"prompt": ..., "answer": ...}`, optionally with check, choices, family, id and
-    reference, a whole right answer; without any answers; or with OpenAI's `messages` in the place
-    of `prompt`, which may be a log.
+    """Read a task from a JSON Lines file.
 
-    `check` says what the answer is (`Question`), a line's own before that of all (default: a
-    choice, a number or words that the reply contains, `suited`). Of a conversation the last user
-    message is the question.
+    A line is like `{"prompt": ..., "answer": ...}`, optionally with the fields check, choices,
+    family, id and reference of `Question`. In place of `prompt` it may have OpenAI's `messages`, of
+    which the last user message is the question. Either all lines have an answer or none has.
+
+    `check` is how lines without a check of their own are graded (default: `suited`). Raises
+    `UsageError` for an unreadable file or an invalid line.
     """
     questions = tuple(_question(data, number, line, check) for number, line in lines_of(data))
     if len({question.known for question in questions}) > 1:
@@ -149,9 +160,10 @@ def jsonl(data: Path, check: Grading | None) -> Task:
 
 
 def prompts(data: Path) -> Task:
-    """A prompt a line, or where it begins with a brace a line of `jsonl`; `-` is stdin.
+    """Read a task from a file with a prompt on each line; the path `-` is stdin.
 
-    Some may have an answer. Raises `UsageError`.
+    A line that begins with a brace is read as by `jsonl`, and may have an answer. Raises
+    `UsageError` for an unreadable file or an invalid line.
     """
     questions = tuple(
         _question(data, number, line, None, text=not line.lstrip().startswith(b"{"))
@@ -207,7 +219,7 @@ def _decoded_text(line: bytes) -> str:
 
 
 def _is_prompt(line: bytes) -> bool:
-    """Whether "messages" is only a word of the prompt."""
+    """Whether a line has no field "messages", only the word, in its prompt."""
     try:
         held = msgspec.json.decode(line)
     except _UNREADABLE:
@@ -216,7 +228,7 @@ def _is_prompt(line: bytes) -> bool:
 
 
 def _asked(messages: Sequence[_Turn]) -> list[Message]:
-    """The conversation up to the last message of its user."""
+    """Return the conversation up to the last user message. Raises `UsageError` without one."""
     turns = [
         Message(
             "system" if turn.role == "developer" else turn.role,
@@ -234,7 +246,7 @@ def _asked(messages: Sequence[_Turn]) -> list[Message]:
 
 
 def _open(check: Grading | None, choices: tuple[str, ...] | None) -> Grading:
-    """Grading of questions without a known answer."""
+    """Return the way of grading for questions without an answer, by the cloud's own reply."""
     if check not in ("choice", "number", "words", None):
         raise UsageError("it has no answer to check", hint="leave the check out", setting="check")
     return check or ("choice" if choices else "words")

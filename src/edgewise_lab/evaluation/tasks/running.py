@@ -1,9 +1,9 @@
-"""The inside of the process that runs a reply's code, once.
+"""The code that runs inside a child process, which tests the code of one reply.
 
-The process is bounded in time, memory and the size of a file. Its folder is empty, it has no
-variables, no input and no output, and on Linux, where user namespaces are allowed, no network. It
-is no jail: it reads what its user may read, elsewhere it has a network, and what it starts as root
-may outlive it. So it is for the mistakes of models, not for code that is meant to do harm.
+The process has limits on time, memory and file size, an empty working folder, no environment
+variables, no input, no output, and on Linux, if user namespaces are allowed, no network. It is no
+jail: it can read whatever its user can read, elsewhere it has a network, and what it starts as
+root may outlive it. It protects from mistakes of models, not from code that is meant to do harm.
 """
 
 import ctypes
@@ -14,14 +14,15 @@ from contextlib import suppress
 from types import ModuleType
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
-"""Flags of Linux's `unshare`: a namespace of users needs no root, and lets one of networks be."""
+"""Flags of Linux's `unshare`. A user namespace needs no root, and permits one of networks."""
 
 
 def run(request: bytes) -> bytes:
-    """The request's token, if its code and then its tests end without an error; else nothing.
+    """Run a reply's code, then its tests; return the request's token, or nothing after an error.
 
-    The request is JSON: a token, the folder to be in, Python that may fail, code and tests. The
-    token keeps a reply that ends the process, or writes to its pipes, from counting as right.
+    The request is a JSON list: a random token, the working folder, Python that runs first and may
+    fail, the reply's code, and the tests. The token keeps code that ends the process, or writes to
+    its pipes, from counting as right.
     """
     token, folder, before, code, tests = json.loads(request)
     _enclose(folder)

@@ -1,4 +1,4 @@
-"""The inside of the process that holds replies against a user's JSON Schema, which has patterns."""
+"""Check JSON against a schema in a child process, as a slow pattern in it cannot be stopped."""
 
 import json
 import re
@@ -11,9 +11,10 @@ from referencing import Registry
 
 
 def fits(request: bytes) -> bytes:
-    """`1` if one of the texts is JSON that fits the schema, else `0`; the request is JSON.
+    """Return `1` if the text is or contains JSON that fits the schema, else `0`.
 
-    Unless `strict`, JSON may stand between words. A schema's references stay within it.
+    The request is a JSON list: schema, text, and whether to be strict: then the whole text must be
+    JSON. The schema may only refer to parts of itself.
     """
     schema, text, strict = json.loads(request)
     kind = validator_for(schema, default=Draft202012Validator)
@@ -26,7 +27,7 @@ def fits(request: bytes) -> bytes:
 
 
 def _values(text: str, *, strict: bool) -> Iterator[Any]:
-    """What the text is as JSON; else what its fences hold, or where there are none, its words."""
+    """Yield the JSON values that are the text, its fenced blocks or, without these, parts of it."""
     decoder = json.JSONDecoder(parse_constant=_refused)
     fenced = re.findall(r"^[ \t]*```.*\n((?:.*\n)*?)[ \t]*(?:```|\Z)", text + "\n", re.MULTILINE)
     for whole in (text,) if strict else (text, *fenced):
