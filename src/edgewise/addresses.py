@@ -88,7 +88,7 @@ _USER_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "state": ("XDG_STATE_HOM
 
 
 def bundled(part: Part) -> Path:
-    """Return the path of a file or folder that ships with Edgewise: its model pair and its routers."""
+    """Return the path of a file or folder that ships with Edgewise: its model pair, its routers."""
     name = part if part.startswith("router") else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
@@ -199,7 +199,7 @@ def resolve(address: str, role: Role) -> Path:
 
 
 def _by_short_name(address: str, role: Role) -> Path | None:
-    """Return the file of a short name, or of an Ollama or LM Studio name; None for other addresses."""
+    """Return the file of a short name, or of an Ollama or LM Studio name; None for any other."""
     from edgewise.hub import disk, known
 
     program, _, name = (_pasted(address) or address).partition(":")

@@ -225,7 +225,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alone(self) -> bool:
-        """Whether all requests to the cloud failed, so that the edge model wrote all of the answer."""
+        """Whether all requests to the cloud failed, so that the edge model wrote the whole text."""
         return self.failed_calls > 0 and self.cloud_tokens == 0
 
 

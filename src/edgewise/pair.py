@@ -140,7 +140,7 @@ class Pair:
     def _routing(
         self, router: str | Path | Router | None
     ) -> tuple[Router, RouterCard | None, Mapping[str, float]]:
-        """Return the router, its model card if it has one, and initial thresholds by cloud share."""
+        """Return the router, its model card if it has one, and first thresholds by cloud share."""
         if router is None or isinstance(router, str | Path):
             made, card = open_router(self.settings, self.edge)
             return made, card, starts_of(self.settings, made, card, self.edge)
@@ -334,7 +334,7 @@ _OF_CONNECTING = (*names_in("connection", "tokenizer"), "cloud_key")
 def _chosen(
     parts: Mapping[str, Sequence[object]], settings: Mapping[str, object], slots: int
 ) -> Settings:
-    """Return the settings of a pair; raise `UsageError` for any that an already open model ignores."""
+    """Return a pair's settings; raise `UsageError` for any that an already open model ignores."""
     named = {
         name: ",".join(map(_address, given)) for name, given in parts.items() if None not in given
     }
@@ -376,7 +376,7 @@ def _open_already(edge: EdgeModel) -> EdgeModel:
 
 
 def _address(part: object) -> str:
-    """Return a model as a setting would spell it: its address, or `<name>` if it is open already."""
+    """Return a model as a setting spells it: its address, or `<name>` if it is open already."""
     if isinstance(part, str):
         return part
     if isinstance(part, Path):

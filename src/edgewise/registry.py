@@ -132,7 +132,7 @@ def did_you_mean(name: str, known: Sequence[str], hint: str) -> str:
 
 
 def attribute(target: str) -> Any:
-    """Import and return the object that `module:name` refers to. Raises what importing it raises."""
+    """Import and return the object that `module:name` names. Raises what importing it raises."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 
