@@ -102,11 +102,8 @@ class Latency:
             self._recent[first].append(seconds)
 
     def prefill_took(self, seconds: float, tokens: int) -> None:
-        """Record that an answer's first request took `seconds`, in which `tokens` ids were
-        computed.
-
-        Fewer than 16 ids are ignored.
-        """
+        """Record an answer's first request: `seconds`, in which `tokens` ids (if 16 or more) were
+        read."""
         if tokens >= _MANY:
             with self._lock:
                 self.prefill = _smoothed(self.prefill, seconds / tokens)
@@ -136,8 +133,7 @@ class Latency:
         return float(np.quantile(recent, part)) if len(recent) >= ENOUGH else None
 
     def patience(self, elapsed: float, *, first: bool) -> float:
-        """Return the seconds to wait for a request that is `elapsed` seconds old before the next
-        draft.
+        """Return the seconds to wait for a request, `elapsed` seconds old, before the next draft.
 
         That is 0 unless the completion is about to arrive. With r seconds to go, a step of s
         seconds gains r if the draft is accepted and loses s - r if it is rejected, as a share d of

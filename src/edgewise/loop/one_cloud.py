@@ -141,8 +141,7 @@ class CloudConsults:
             self.sent.prefetching(under_way)
 
     def ask(self, n: int, score: float) -> Flight | Refusal | Literal["no"]:
-        """Ask for `n` tokens, or as many as the budget has, if `score` reaches this cloud's
-        threshold.
+        """Ask for `n` tokens, or what the budget has left, if `score` reaches the tier's threshold.
 
         `score` says how unsure the cloud before it is. Returns the request, "no" below the
         threshold, or the reason why nothing was sent.

@@ -96,8 +96,7 @@ class Verification(Speculation):
         self._entropy, self._weighed = 0.0, False
 
     def ahead(self, state: State) -> int | None:
-        """Draft one more token after `state` and the drafts; return it, or None if drafting must
-        wait.
+        """Draft one more token after `state` and the drafts; return it, or None if that must wait.
 
         Drafts that belong to no block yet are sent once a block is due and one more may be in
         flight.
