@@ -118,8 +118,7 @@ def without_endpoint(url: str) -> str:
 
 
 def each(addresses: str) -> list[str]:
-    """Split addresses at commas (clouds, nearest first), unless a file has the whole text as its
-    name."""
+    """Split addresses at commas (clouds, nearest first), unless a file has the whole name."""
     if os.path.exists(from_home(addresses)):
         return [addresses]
     return [with_scheme(one.strip()) for one in addresses.split(",")]
@@ -149,7 +148,7 @@ def is_path(name: str) -> bool:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the folder whose path `name` is; None if there is none."""
+    """Return `name` as a path if there is a folder at this path, else None."""
     return from_home(name) if name and _is(name, Path.is_dir) else None
 
 
@@ -172,7 +171,8 @@ def hub_address(address: str) -> HubAddress | None:
 def resolve(address: str, role: Role) -> Path:
     """Return the GGUF file that `address` names, downloaded if need be.
 
-    `role` is the setting that an error names. Raises `AddressError`.
+    `role` says which of the bundled models "bundled" is, and which setting errors name. Raises
+    `AddressError`.
     """
     if address == "bundled":
         return bundled("edge" if role == "edge" else "cloud")
@@ -293,7 +293,7 @@ def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
 def checkpoint(name: str) -> Path | None:
     """Return the folder of the router's checkpoint called `name`, downloaded if need be.
 
-    Returns None if `name` has no form of an address. Raises `AddressError`.
+    Returns None if `name` is neither a folder nor a hub repository. Raises `AddressError`.
     """
     shipped = {one.name: one for one in bundled("routers").iterdir()}
     if folder := shipped.get(name) or local_folder(name):
@@ -311,8 +311,7 @@ def checkpoint(name: str) -> Path | None:
 
 
 def _chosen(address: HubAddress, repository: "Repository") -> str:
-    """Return the name of the file that `address` means: as written, or by its or a preferred
-    quantisation."""
+    """Return the name of the file that `address` means, by name, quantisation or preference."""
     if address.file is not None:
         same = [one for one in repository.names if one.lower() == address.file.lower()]
         return address.file if address.file in same or not same else same[0]

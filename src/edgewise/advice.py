@@ -61,7 +61,7 @@ _WORTH = 0.9
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """The advice and the figures behind it. `edge`, `routing` and `streaming` are seconds a token.
+    """The advice and the figures behind it; `edge`, `routing`, `streaming` are seconds per token.
 
     `routing` is the pair, `streaming` the cloud model alone, None if it could not be measured.
     `cost_ratio` is the pair's cost over that of streaming, None without a price. `sentences` are
@@ -79,7 +79,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of the formulas, in seconds.
 
-    The edge takes `step` a token, the cloud `cloud_token` a token that it streams (None if that
+    The edge takes `step` per token, the cloud `cloud_token` per token that it streams (None if that
     could not be measured). A consult (a request to the cloud model) takes one `round_trip` of the
     link and `consult` of the engine's own time. `asked` (p) is the share of tokens that are asked
     for or corrected, `changed` (d) the share of consults whose completion differs from the edge's
@@ -105,7 +105,7 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodedPace(NamedTuple):
-    """Seconds a token, prompts included, by each system; `cloud` is None if it wrote nothing."""
+    """Seconds per token, prompts included, of each system; `cloud` is None if it wrote nothing."""
 
     edge: float
     pair: float
@@ -145,7 +145,7 @@ def advise(
 ) -> Advice:
     """Return advice from measured `conditions`.
 
-    `routing` and `streaming` are measured seconds a token; without them formulas give them.
+    `routing` and `streaming` are measured seconds per token; without them formulas give them.
     `local`: the cloud model runs on this device. `place` ends the sentence about speeds: what they
     hold for.
     """
@@ -219,8 +219,7 @@ def _ms(seconds: float) -> str:
 def decoded(
     pair: Decoder, cloud: CloudModel, done: Callable[[], None] = lambda: None
 ) -> DecodedPace:
-    """Time two answers of the edge, the pair and the cloud alone, in turn and then in reverse
-    order.
+    """Time two answers of the edge, the pair and the cloud alone, in turn, then in reverse.
 
     `done` is called after each of the six answers. Raises a `CloudError`.
     """
@@ -275,7 +274,7 @@ def _by_cloud(cloud: CloudModel, most: int, prompt: Prompt) -> Generator[int]:
 
 
 def edge_step(model: EdgeModel) -> float:
-    """Return the median seconds that the edge model takes for a token, after a short prompt."""
+    """Return the median seconds per token of the edge model, after a short prompt."""
     taken: list[float] = []
     with closing(model.session()) as session:
         session.open(prompt_of(model.tokenizer, [Message("user", _COUNT)]).ids)
@@ -294,9 +293,9 @@ def cloud_pace(
 ) -> CloudPace:
     """Time four requests to the cloud, or five with verification, each with new text to read.
 
-    The prompt has as many further `lines` of text as the first count that the engine does not
-    reject: caches have blocks of up to 1,024 tokens. `deadline` is in seconds a request. Raises a
-    `CloudError`.
+    `lines` are numbers of extra lines of text in the prompt; the first number that the engine does
+    not reject is used. (Caches have blocks of up to 1,024 tokens, so a short prompt shows no
+    caching.) `deadline` is in seconds per request. Raises a `CloudError`.
     """
     for count in lines[:-1]:
         with suppress(CloudRejected):
@@ -339,7 +338,7 @@ def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int)
 
 
 def cloud_alone(conditions: MeasuredConditions) -> float | None:
-    """Return the seconds a token of an answer that the cloud streams; None if they are unknown.
+    """Return the seconds per token of an answer that the cloud streams; None if they are unknown.
 
     The link delays the first token only.
     """

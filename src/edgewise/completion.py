@@ -29,8 +29,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 class Outgoing:
-    """A count of what leaves for a consult or a prefetch: token ids, bytes of message bodies,
-    requests.
+    """A count of what leaves for a consult or a prefetch: token ids, bytes, requests.
 
     A session adds to the counts in whichever thread sends; for a model in this process nothing is
     sent. `requests` counts messages that the provider bills, `repeats` those among them that had
@@ -79,8 +78,7 @@ def metered(so_far: _Number | None, more: _Number | None) -> _Number | None:
 
 
 class Verified(msgspec.Struct, frozen=True, array_like=True):
-    """The cloud's view of one draft token of the edge's: how likely it is, and the cloud's own
-    choice.
+    """The cloud's view of one draft token: how likely it is, and the cloud's own choice.
 
     `logprob` is that of the edge's token, `best` that of the cloud's likeliest, in nats; `LEAST`
     stands for a probability of 0. `id` is what the cloud would have written: its likeliest id, or
@@ -98,8 +96,7 @@ class Verified(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """The cloud's answer to a consult: tokens that it wrote, or verdicts on the edge's draft
-    tokens.
+    """The cloud's answer to a consult: tokens that it wrote, or verdicts on draft tokens.
 
     `stopped` says that the cloud ended the answer, perhaps with fewer tokens than asked for.
     `logprobs` (nats) and `top` (the candidates) have one item for each of `ids`. `verified` has one
@@ -141,7 +138,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
         The consult sent `prompt` ids, the last `verify` of which were to be verified (an engine may
         count the prompt once for each of them). `size` is the size of the vocabulary, None if
-        unknown. Types are not checked: what was decoded has the right ones.
+        unknown. With `asked` above 0 there must be a token, unless `may_be_empty`. Types are not
+        checked: what was decoded has the right ones.
         """
         if not self.ids and asked and not may_be_empty:
             raise CloudProtocolError("The cloud answered a consult without any token.")

@@ -67,8 +67,7 @@ class UsageError(EdgewiseError):
 
 
 def require(holds: bool, setting: str, bound: str, value: object) -> None:
-    """Raise `UsageError` unless `holds`; the message says that `setting` must be `bound`, not
-    `value`."""
+    """Raise `UsageError` unless `holds`: the `setting` must be `bound` (words), not `value`."""
     if not holds:
         said = setting.replace("_", "-")
         raise UsageError(f"{said} must be {bound}, not {value}", setting=setting)
@@ -118,8 +117,10 @@ class CloudError(EdgewiseError):
 
 
 class CloudUnavailable(CloudError):
-    """No connection to the cloud, or no room there; `retry_after` is for how many seconds, if it
-    said."""
+    """No connection to the cloud, or no room there now.
+
+    `retry_after` is the number of seconds to wait, None if the cloud did not say.
+    """
 
     retry_after: float | None = None
 

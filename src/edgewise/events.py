@@ -132,8 +132,9 @@ class RolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
 class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer sent to a cloud at `host`, over the network; None if it sent nothing.
 
-    `consults` counts requests for tokens, `prefetches` messages sent ahead of them so that the
-    cloud reads the answer early. Their bodies had `bytes` bytes with `tokens` token ids in all.
+    `consults` counts requests for tokens or verdicts, `prefetches` messages sent ahead of them so
+    that the cloud reads the answer early. Their bodies had `bytes` bytes with `tokens` token ids in
+    all.
     """
 
     host: str | None = None

@@ -104,8 +104,7 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Return the nearest cloud's address ("none" for no cloud); a hosted model's is its provider's
-    URL."""
+    """Return the nearest cloud's address, "none" without one; for a provider's model its URL."""
     if settings.cloud is not None:
         first = each(settings.cloud)[0]
         return first if (known := hosted(first)) is None else known[0]

@@ -70,8 +70,7 @@ class AnswerOptions(TypedDict, total=False):
 
 
 class Pair:
-    """An edge model on this device, perhaps cloud models, and the policy by which they answer
-    together.
+    """An edge model on this device, cloud models, and the policy by which they answer together.
 
         with Pair("small.gguf", cloud="https://host:8080", cloud_share=0.05) as pair:
             print(pair.ask("Why is the sky blue?").text)
@@ -180,12 +179,12 @@ class Pair:
 
     @property
     def chat_sampling(self) -> Sampling | None:
-        """The sampling of a chat for which no temperature is set: the model file's own, else
-        `CHAT`.
+        """The sampling of chats without a temperature of their own: the model file's, else `CHAT`.
 
-        None where such a chat is greedy: with the bundled pair, which knows one wording of each
-        answer; with a cloud that takes text, whose API may lack min-p or a temperature; and with an
-        edge model on a server, which would need a request for each drawn token.
+        None if the settings have a temperature, and where such chats are greedy: with the bundled
+        pair, which knows one wording of each answer; with a cloud that takes text, whose API may
+        lack min-p or temperatures; and with an edge server, which would need a request for each
+        drawn token.
         """
         own = self.settings
         by_text = any(one.boundaries and one.own_tokenizer is None for one in self.clouds)
@@ -202,8 +201,7 @@ class Pair:
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
-        """Return the edge model and the nearest cloud model. Raises `UsageError` without a cloud
-        model."""
+        """Return the edge model and the nearest cloud model; raise `UsageError` without a cloud."""
         if self.cloud is None:
             raise UsageError("This needs a cloud model", hint="name one", setting="cloud")
         return self.edge, self.cloud
@@ -290,8 +288,7 @@ class Pair:
             raise
 
     def _shared(self, policy: Policy) -> SharedBudget:
-        """Return the budget of a cloud share; shares that agree to three decimals have the same
-        one."""
+        """Return the budget of a cloud share; shares equal to three decimals have the same one."""
         share = policy.cloud_share
         if share is None:
             return SharedBudget()

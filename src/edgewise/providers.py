@@ -37,8 +37,7 @@ _HOSTED = re.compile(r"(?:(?:openai|anthropic|google)[:/])?(?P<model>[\w.-]+)")
 
 
 def hosted(address: str) -> tuple[str, str] | None:
-    """Return the URL and the model of a hosted model's name, such as gpt-5-mini or
-    openai/gpt-5-mini.
+    """Return the URL and model of a hosted model's name (gpt-5-mini, openai/gpt-5-mini).
 
     Returns None if `address` is no such name, or names a file.
     """

@@ -37,12 +37,11 @@ class Registry(Generic[_T]):
         wanted: Sequence[str] = (),
         code: bool = False,
     ) -> None:
-        """`built_in` maps names to `module:attribute`; packages add names to the entry point
-        `group`.
+        """`built_in` maps names to `module:attribute`; `group` is where packages add entry points.
 
-        `concept` is what errors call such an object. Anything that a package adds must be a class
-        with the attributes `wanted`. With `code`, a name may also be `module:Class` or
-        `./file.py:Class`.
+        `concept` is what errors call such an object. If there are `wanted` attributes, whatever a
+        package adds must be a class that has them. With `code`, a name may also be `module:Class`
+        or `./file.py:Class`.
         """
         self.concept, self.group = concept, group
         self._built_in, self._wanted, self._code = built_in, wanted, code
@@ -59,8 +58,7 @@ class Registry(Generic[_T]):
         return isinstance(name, str) and (self._found(name) is not None or self._is_code(name))
 
     def spelled(self, name: str) -> str:
-        """Return the registered spelling of a name that was written in any case; other names
-        unchanged."""
+        """Return the registered spelling of a name in any case; any other name unchanged."""
         return self._found(name) or name
 
     def _found(self, name: str) -> str | None:
@@ -72,8 +70,7 @@ class Registry(Generic[_T]):
         return self._code and is_code(name)
 
     def load(self, name: str) -> _T:
-        """Return the object of that name, importing it. Raises `UsageError` for an unknown or
-        broken one."""
+        """Import and return the object of that name. Raises `UsageError` if unknown or broken."""
         name = self.spelled(name)
         if name in self._built_in:
             return cast(_T, attribute(self._built_in[name]))
@@ -94,8 +91,7 @@ class Registry(Generic[_T]):
         return self._checked(name, loaded)
 
     def source(self, name: str) -> str:
-        """Return a SHA-256 digest of the file that defines an added name; empty for a built-in
-        name."""
+        """Return a SHA-256 digest of the file that defines an added name; "" for a built-in one."""
         if self.spelled(name) in self._built_in:
             return ""
         module = sys.modules[cast(Any, self.load(name)).__module__]

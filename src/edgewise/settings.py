@@ -1,5 +1,7 @@
-"""Settings, from four places: flags override environment variables `EDGEWISE_*`, these override
-`edgewise.toml` in the working folder, and that overrides the defaults."""
+"""Settings, the strongest source first: flags, environment `EDGEWISE_*`, file, defaults.
+
+The file is `edgewise.toml` in the working folder.
+"""
 
 import codecs
 import difflib

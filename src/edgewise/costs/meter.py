@@ -272,7 +272,10 @@ class AnswerCosts:
         return requests * next(fitting, 0)
 
     def sent(self, ids: Sequence[int], n: int, sent: Outgoing, future: Future[Completion]) -> None:
-        """Record a consult that is on its way; its outcome is read from `sent` and `future`."""
+        """Record that a consult for `n` tokens after `ids` is on its way.
+
+        Its outcome is read from `sent` and `future`.
+        """
         before = self._reached(ids) or self._billing.sent_before(ids)
         call = self._call(ids, n, sent, future)._replace(before=min(before, len(ids)))
         self._sent = [*ids], n

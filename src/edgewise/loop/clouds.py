@@ -103,8 +103,7 @@ class Clouds:
         return True
 
     def completion(self) -> Completion:
-        """Return the completion to be written. Raises the last `CloudError` where no cloud
-        answered."""
+        """Return the completion to be written; raise the last `CloudError` if no cloud answered."""
         while self._flying is not None:
             self._collect_outcome()
         if self._best is not None:

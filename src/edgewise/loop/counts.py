@@ -33,7 +33,7 @@ class CloudCounts:
     def over(
         self, outcome: Completion | CloudError, asked: int, *, failed: bool, overruled: bool
     ) -> None:
-        """Count a finished request for `asked` tokens; tokens that the answer uses count when used.
+        """Count a finished request for `asked` tokens; the tokens written of it are counted apart.
 
         The request may have `failed` though a completion came, if nothing of that is allowed.
         `overruled`: another cloud's completion was taken instead.
@@ -70,16 +70,14 @@ class AnswerCounts:
     def __init__(
         self, rules: Rules, cached: int, clouds: Sequence[CloudCounts], *, several: bool
     ) -> None:
-        """`cached` is how many prompt ids the edge's KV cache held; `several`: list each cloud in
-        `Usage`."""
+        """`cached` prompt ids were in the edge's KV cache; `several`: `Usage` lists each cloud."""
         self._rules, self._cached, self._clouds, self._several = rules, cached, clouds, several
         self._tokens = self._verified = self._corrections = 0
         self._lowest: tuple[float, int] | None = None
         self._anew = self.repeats = self.escalated = False
 
     def wrote(self, token: Token) -> None:
-        """Count the answer's next token. All tokens of a sentence that the cloud wrote anew are
-        corrections."""
+        """Count the answer's next token. All of a sentence written anew counts as a correction."""
         self._tokens += 1
         if token.reason == "verified":
             self._verified += 1

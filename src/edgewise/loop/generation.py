@@ -89,7 +89,7 @@ class Generation(Iterator[Event]):
         return by, self._speculation.computed, self._rules.prompt
 
     def close(self) -> None:
-        """Give back the sessions; no further events come."""
+        """Close the sessions of this answer; no further events come."""
         if self._closed:
             return
         self._closed = True

@@ -102,8 +102,10 @@ class Latency:
             self._recent[first].append(seconds)
 
     def prefill_took(self, seconds: float, tokens: int) -> None:
-        """Record an answer's first request: `seconds`, in which `tokens` ids (if 16 or more) were
-        read."""
+        """Record that an answer's first request took `seconds` for `tokens` prompt ids.
+
+        Fewer than 16 ids are ignored.
+        """
         if tokens >= _MANY:
             with self._lock:
                 self.prefill = _smoothed(self.prefill, seconds / tokens)
@@ -119,15 +121,13 @@ class Latency:
             self.rejection_rate = _smoothed(self.rejection_rate, float(changed))
 
     def timed_out(self, deadline: float, *, first: bool) -> None:
-        """Record that a request was given up after `deadline` seconds; it counts as having taken
-        those."""
+        """Record that a request was given up after `deadline` seconds, taken as its latency."""
         with self._lock:
             self.timeouts += 1
             self._recent[first].append(deadline)
 
     def quantile(self, part: float, *, first: bool = False) -> float | None:
-        """Return the quantile `part` (0 to 1) of recent latencies in seconds; None if there are too
-        few."""
+        """Return the quantile `part` (0 to 1) of recent latencies in seconds; None if too few."""
         with self._lock:
             recent = list(self._recent[first])
         return float(np.quantile(recent, part)) if len(recent) >= ENOUGH else None

@@ -63,8 +63,7 @@ class Flight(msgspec.Struct, eq=False):
 
 
 class Tier:
-    """A cloud of a pair with its threshold, share, circuit breaker and latency, for the pair's
-    life."""
+    """A cloud of a pair with its threshold, share, circuit breaker, budget and latency."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Tier:
     ) -> None:
         """`cloud` is asked if the cloud before it is unsure by `threshold` or more (0 to 1).
 
-        It may write a `share` of the output tokens; None leaves that to the policy, as for the
+        The cloud may write a `share` of all tokens; None leaves that to the policy, as for the
         nearest cloud. A `trusted` one may see what is marked local. Raises `UsageError` for values
         out of range.
         """
@@ -170,8 +169,7 @@ class CloudConsults:
         return flight
 
     def given_up(self, flight: Flight) -> bool:
-        """Whether nobody waits for this request: it is not over, and the circuit breaker has
-        opened."""
+        """Whether nobody waits for `flight`: it is not over, and the circuit breaker is open."""
         return not self.ignores_breaker and self._breaker.is_open and not flight.future.done()
 
     @property
@@ -292,8 +290,7 @@ class CloudConsults:
         )
 
     def drop(self, start: int = 0, end: float = math.inf) -> int:
-        """Cancel the requests at positions from `start` to before `end`; return how many there
-        were."""
+        """Cancel the requests at positions from `start` to before `end`; return their number."""
         if not self._flights:
             return 0
         stale = [flight for at, flight in self._flights.items() if start <= at < end]

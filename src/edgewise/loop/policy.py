@@ -91,7 +91,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     threshold is `threshold` at the bucket's initial level, lower above it, higher below it.
     `max_cloud_tokens` caps one answer: every token asked for counts, unless the request failed
     before its deadline. `span` is the number of tokens asked for at a time (words, if the
-    vocabularies differ). `deadline` is in seconds a request; without one it follows the measured
+    vocabularies differ). `deadline` is in seconds per request; without one it follows the measured
     latency. Up to `speculate` draft tokens are written while a request is in flight.
 
     With `verify` the cloud reads every token of the edge's instead, and no router is asked. The
@@ -127,8 +127,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requires_cloud(self) -> bool:
-        """Whether only the cloud will do: then requests get more time, and no open circuit breaker
-        stops them."""
+        """Whether only the cloud will do: requests get more time, and no breaker refuses them."""
         return self.on_cloud_error == "raise" or self.verify == "exact"
 
     def may_ask(self, budget: Budget) -> bool:
@@ -178,8 +177,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 if first and ratio >= RATIO else ratio
 
     def stands(self, token: int, verified: Verified, ratio: float) -> bool:
-        """Whether the edge's `token` is accepted, given the cloud's view of it and the required
-        `ratio`.
+        """Whether the edge's `token` is accepted by the cloud's view of it and the needed `ratio`.
 
         This is the rule of speculative cascades (Narasimhan et al. 2024, arXiv 2405.19261) for one
         token.
@@ -197,8 +195,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None, verify="off")
 
     def without_edge(self) -> "Policy":
-        """Return this policy for the rest of an answer whose edge model is gone; its cap still
-        holds."""
+        """Return this policy for the rest of an answer whose edge model is gone; its cap holds."""
         return replace(self, cloud_share=1.0, span=max(self.span, CLOUD_SPAN), speculate=0)
 
     def decide(self, score: float, budget: Budget) -> Decision:
@@ -276,8 +273,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return RATIO * math.exp(-_RATIO_GAIN * max(spent, INITIAL_BUCKET - MAX_BUCKET))
 
     def _room(self, budget: Budget) -> int:
-        """Return the tokens that the cap leaves; without a cap `span`, the most that anybody asks
-        for."""
+        """Return the tokens that the cap leaves; without a cap `span`, more than which none ask."""
         if self.max_cloud_tokens is None:
             return self.span
         return self.max_cloud_tokens - budget.charged
@@ -312,23 +308,23 @@ class SharedBudget:
 
 
 class Escalation:
-    """Chooses which answers the cloud writes whole: those whose beginning the edge is least sure
-    of.
+    """Chooses which answers the cloud writes whole: those whose beginning the edge doubts most.
 
     The measure is the mean entropy of an answer's first passage, in nats. Thread-safe.
     """
 
     def __init__(self, share: float) -> None:
-        """`share` of all answers may be written whole; raises `UsageError` unless it is from 0 to
-        1."""
+        """`share` of all answers may be written whole. Raises `UsageError` unless it is 0 to 1."""
         require(0 <= share <= 1, "escalate", "from 0 to 1 (10% is 0.1)", share)
         self.share = share
         self._seen = deque[float](maxlen=_SEEN)
         self._earned, self._lock = 0.0, threading.Lock()
 
     def wants(self, uncertainty: float) -> bool:
-        """Whether the cloud is to write the whole answer, by the entropy (nats) of its first
-        passage."""
+        """Whether the cloud is to write the whole of an answer.
+
+        `uncertainty` is the mean entropy of its first passage, in nats, as the edge drafted it.
+        """
         with self._lock:
             self._earned = min(self._earned + self.share, _MOST)
             self._seen.append(uncertainty)
@@ -337,8 +333,7 @@ class Escalation:
             return uncertainty >= least and self._spent()
 
     def rejected(self) -> bool:
-        """Whether the cloud is to write the whole answer, since it rejected all of the first
-        passage."""
+        """Whether the cloud is to write all of an answer whose first passage it rejected."""
         with self._lock:
             return self._spent()
 

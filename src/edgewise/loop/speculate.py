@@ -29,8 +29,7 @@ class Speculation:
         consults: Clouds | None,
         rules: Rules,
     ) -> None:
-        """`ids` is the answer's own list of token ids, prompt included; it grows as the answer
-        does."""
+        """`ids` is the answer's own list of token ids, prompt included, which the loop extends."""
         self._ids, self._edge, self._router, self._consults = ids, edge, router, consults
         self._rules, self._greedy = rules, rules.sampling.greedy
         self.drafts: list[int] = []
@@ -81,9 +80,9 @@ class Speculation:
     def follow(self, token: int, *, corrected: bool = False) -> tuple[int, int]:
         """Go on after the answer's next `token`, which is in its ids already.
 
-        Returns how many drafts and how many requests were dropped: all, unless the first draft is
-        this token. A `corrected` token drops all, since a sentence and its replacement may begin
-        alike.
+        Returns how many drafts and how many requests were dropped. If `token` is the first draft,
+        the others stay; else all go, also for a `corrected` token, since a sentence and its
+        replacement may begin alike.
         """
         if self.drafts and self.drafts[0] == token and not corrected:
             del self.drafts[0]
@@ -98,8 +97,10 @@ class Speculation:
         return dropped, consults
 
     def drop(self, position: int) -> int:
-        """Drop all drafts and roll the edge back to `position`; return how many requests were
-        dropped."""
+        """Drop all drafts and their requests; roll the edge back to `position`.
+
+        Returns how many requests were dropped.
+        """
         self._steps.clear()
         self.drafts.clear()
         self._tip = None

@@ -32,10 +32,10 @@ _REFUSED = ("cost", "blocked")
 
 
 def circles(ids: Sequence[int], start: int) -> bool:
-    """Whether the last `ENDLESS` ids repeat one cycle; `ids[start:]` are the answer's.
+    """Whether an answer goes round in circles: its last `ENDLESS` ids repeat one short cycle.
 
-    Small models that write greedily often go round in circles. So do tables, rows of zeros and a
-    text that was to be written twenty times, but seldom for so long.
+    The answer starts at `ids[start]`. Small models that write greedily often do so. So do tables,
+    rows of zeros and a text that was to be written twenty times, but seldom for so long.
     """
     for cycle in range(1, min(LONGEST_CYCLE, len(ids) - start - ENDLESS) + 1):
         if ids[-1] == ids[-1 - cycle] and ids[-ENDLESS:] == ids[-ENDLESS - cycle : -cycle]:
@@ -65,7 +65,7 @@ class EdgeStep(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """The constants of an answer; `prompt` and `context` are their lengths in token ids.
+    """The constants of an answer. `prompt` (the prompt's length) and `context` are in token ids.
 
     `boundaries` are given for a cloud with another vocabulary, which is asked only at word
     boundaries, for words. Control tokens in `shown` appear as text in this answer; `constraint` is
@@ -192,8 +192,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
 
     def expecting(self, ask: int, rules: Rules) -> "State":
-        """Return the state of drafts that assume a request will bring all its `ask` tokens or
-        words."""
+        """Return the state of drafts that assume a request brings all its `ask` tokens or words."""
         # The cost of a word is known once it is drafted.
         charged = ask if rules.boundaries is None else 0
         return replace(self, expected=ask, budget=rules.policy.charged(self.budget, charged))

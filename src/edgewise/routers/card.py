@@ -114,7 +114,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
     def is_of_another_build(self, edge: EdgeModel) -> bool:
-        """Whether the edge model's file differs from the router's, by engine or form of weights."""
+        """Whether the edge model differs from the router's by engine, file or form of weights."""
         return self.edge_fingerprint != edge.fingerprint()
 
     def build_warning(self, edge: EdgeModel) -> str | None:
@@ -203,7 +203,7 @@ def _ascends(*columns: Sequence[float]) -> bool:
 
 
 def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
-    """Return the edge model's logprobs (nats) on the probe texts: of all ids but each first."""
+    """Return the edge model's logprobs (nats) on the probe texts, for all ids after the first."""
     logprobs: list[float] = []
     for text in PROBES:
         ids = edge.tokenizer.encode(text)[: min(LONGEST, edge.context)]

@@ -83,7 +83,7 @@ def router_of(card: RouterCard, folder: Path) -> Router:
 
 
 def kind_beside(kind: str, folder: Path) -> str:
-    """Return a card's kind as a registry name; its file is relative to the checkpoint's folder."""
+    """Return a card's kind as a router name, with `folder` put before the file that it may name."""
     file = code_file(kind)
     return kind if file is None else f"{folder / file}{kind[len(file) :]}"
 

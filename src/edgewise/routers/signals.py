@@ -150,8 +150,10 @@ def _ranked(
 
 
 def ranks_of(values: Floats, reference: Reference) -> Floats:
-    """Return the ranks float32[..., 2m] of m values: the quantile of each, then the log-odds of
-    each."""
+    """Return ranks of `values`: the quantile of each in `reference`, then the log-odds of each.
+
+    Of float32[..., m] values these are float32[..., 2m].
+    """
     quantiles = [
         np.interp(values[..., at], known, np.linspace(0.0, 1.0, len(known)))
         for at, known in enumerate(reference)
