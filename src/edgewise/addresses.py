@@ -45,7 +45,7 @@ Part = Literal["edge", "cloud", "router", "routers"]
 Role = Literal["edge", "cloud", "cloud_tokenizer"]
 
 CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
-"""Files of a router's checkpoint."""
+"""The files of a router's checkpoint that are downloaded."""
 
 TOKENIZER = (
     "tokenizer.json",
@@ -55,7 +55,7 @@ TOKENIZER = (
     "generation_config.json",
     "config.json",
 )
-"""Files of a tokenizer, the vocabulary first."""
+"""The files of a tokenizer that are downloaded; the vocabulary comes first."""
 
 _CONFIG = "config.json"
 
@@ -84,24 +84,26 @@ _FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?
 _GGUF = re.compile(r"(?i)(?P<repo>(?P<owner>[\w.-]+)/[\w.-]+)/(?P<file>.+\.gguf)")
 
 _USER_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "state": ("XDG_STATE_HOME", ".local/state")}
-"""A variable that names it, and where it is in the home without."""
+"""By kind of folder: the variable that names its parent, and that parent's default in the home."""
 
 
 def bundled(part: Part) -> Path:
-    """Path of a file or folder of the bundled pair."""
+    """Return the path of a file or folder that ships with Edgewise: its model pair, its routers."""
     name = part if part.startswith("router") else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
 
 def is_url(address: str) -> bool:
-    """Whether `address` is an engine's or a gateway's."""
+    """Whether `address` is the URL of a server: an engine, a gateway or a hosted API."""
     return "://" in address and not address.startswith("hf://") and _pasted(address) is None
 
 
 def with_scheme(address: str) -> str:
-    """A server's address: localhost:8080 is a URL. Elsewhere a key travels, so the user says how.
+    """Return a server's address as a URL; any other address unchanged.
 
-    0.0.0.0, which a server prints that listens everywhere, is this device.
+    Only an address on this device, such as localhost:8080, gets the `http://` that it lacks: to
+    other hosts an API key travels, so the user must choose. 0.0.0.0 and [::], which a server prints
+    that listens everywhere, become this device.
     """
     if found := _ANYWHERE.match(address):
         here = "127.0.0.1" if found[2].startswith("0") else "[::1]"
@@ -110,27 +112,27 @@ def with_scheme(address: str) -> str:
 
 
 def without_endpoint(url: str) -> str:
-    """A server's URL, or its path, without an API's `/v1` or endpoint at its end."""
+    """Return a server's URL, or the path of one, without an API's `/v1` or endpoint at its end."""
     # Only the end is cut: no parser changes the rest between a check and a connection.
     return _ENDPOINT.sub("", url).rstrip("/")
 
 
 def each(addresses: str) -> list[str]:
-    """Splits addresses at commas (clouds, nearest first), unless a file has the whole name."""
+    """Split addresses at commas (clouds, nearest first), unless a file has the whole name."""
     if os.path.exists(from_home(addresses)):
         return [addresses]
     return [with_scheme(one.strip()) for one in addresses.split(",")]
 
 
 def from_home(name: str | Path) -> Path:
-    """The path, ~ and ~user being home folders; as it is where there is no such user."""
+    """Return the path with ~ or ~user replaced by that home folder, if there is such a user."""
     return Path(os.path.expanduser(name))
 
 
 def user_path(kind: Literal["cache", "state"], name: str) -> Path | None:
-    """Path of a user's file or folder; None for a user without a home.
+    """Return the path of a file or folder of this user's; None for a user without a home.
 
-    By the XDG specification on every system, as the hub's client does.
+    It is in the XDG folder for `kind` on every operating system, as it is for the hub's own client.
     """
     variable, folder = _USER_FOLDERS[kind]
     # A relative one is ignored.
@@ -141,17 +143,17 @@ def user_path(kind: Literal["cache", "state"], name: str) -> Path | None:
 
 
 def is_path(name: str) -> bool:
-    """Whether `name` is written as a path, so that nothing else can be meant."""
+    """Whether `name` is written as a path (./, ../, ~, absolute), so nothing else can be meant."""
     return name.startswith(("./", "../", "~")) or os.path.isabs(name) or name in (".", "..")
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder that `name` is the path of; None if there is none."""
+    """Return `name` as a path if there is a folder at this path, else None."""
     return from_home(name) if name and _is(name, Path.is_dir) else None
 
 
 def hub_address(address: str) -> HubAddress | None:
-    """Parses an address on the hub; None if it has no such form."""
+    """Parse an address on the model hub; return None if `address` does not have such a form."""
     address = _pasted(address) or address
     if match := _FILE.fullmatch(address):
         return HubAddress(match["repo"], match["revision"], None, match["file"])
@@ -167,7 +169,11 @@ def hub_address(address: str) -> HubAddress | None:
 
 
 def resolve(address: str, role: Role) -> Path:
-    """The GGUF file that `address` names, downloaded if need be. Raises `AddressError`."""
+    """Return the GGUF file that `address` names, downloaded if need be.
+
+    `role` says which of the bundled models "bundled" is, and which setting errors name. Raises
+    `AddressError`.
+    """
     if address == "bundled":
         return bundled("edge" if role == "edge" else "cloud")
     if path := _file(address):
@@ -193,7 +199,7 @@ def resolve(address: str, role: Role) -> Path:
 
 
 def _by_short_name(address: str, role: Role) -> Path | None:
-    """The file of a known model or of another program's; None for another form of address."""
+    """Return the file of a short name, or of an Ollama or LM Studio name; None for any other."""
     from edgewise.hub import disk, known
 
     program, _, name = (_pasted(address) or address).partition(":")
@@ -210,7 +216,10 @@ def _by_short_name(address: str, role: Role) -> Path | None:
 
 
 def resolve_tokenizer(address: str) -> Path:
-    """The GGUF file, or the folder with `tokenizer.json`, of a tokenizer; raises `AddressError`."""
+    """Return the GGUF file, or the folder with `tokenizer.json`, of the tokenizer at `address`.
+
+    Downloads what is needed. Raises `AddressError`.
+    """
     if folder := local_folder(address):
         return folder
     path, parsed = _file(address), hub_address(address)
@@ -224,7 +233,11 @@ def resolve_tokenizer(address: str) -> Path:
 
 
 class ModelFiles(NamedTuple):
-    """A model's folder: names of files, its `config.json`, what the hub says it is for."""
+    """The files of a model that is not GGUF, by which edge engines recognise it.
+
+    `names` are the file names in its folder, `config` is the path of its `config.json`, and
+    `library` is what the hub says the model is for.
+    """
 
     names: Sequence[str]
     config: Path | None = None
@@ -232,7 +245,10 @@ class ModelFiles(NamedTuple):
 
 
 def model_files(address: str) -> ModelFiles | None:
-    """What an edge engine may know a model by; None for a GGUF. Raises `AddressError`."""
+    """Return what an edge engine may recognise the model by; None for a GGUF file.
+
+    Raises `AddressError`.
+    """
     if address == "bundled" or _file(address) is not None:
         return None
     if folder := local_folder(address):
@@ -249,7 +265,11 @@ def model_files(address: str) -> ModelFiles | None:
 
 
 def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
-    """A model's folder, downloaded as far as an engine `reads` it, and what to call the model."""
+    """Return the folder of the model at `address`, and a name for the model.
+
+    From a hub repository the files whose names end as `reads` says are downloaded. Raises
+    `AddressError`.
+    """
     if folder := local_folder(address):
         return folder, folder.resolve().name
     parsed = hub_address(address)
@@ -271,7 +291,10 @@ def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
 
 
 def checkpoint(name: str) -> Path | None:
-    """A router's folder, downloaded if need be; None for another name. Raises `AddressError`."""
+    """Return the folder of the router's checkpoint called `name`, downloaded if need be.
+
+    Returns None if `name` is neither a folder nor a hub repository. Raises `AddressError`.
+    """
     shipped = {one.name: one for one in bundled("routers").iterdir()}
     if folder := shipped.get(name) or local_folder(name):
         return folder
@@ -288,7 +311,7 @@ def checkpoint(name: str) -> Path | None:
 
 
 def _chosen(address: HubAddress, repository: "Repository") -> str:
-    """The file that is named, or the first part of what the quantisation names, or preferred."""
+    """Return the name of the file that `address` means, by name, quantisation or preference."""
     if address.file is not None:
         same = [one for one in repository.names if one.lower() == address.file.lower()]
         return address.file if address.file in same or not same else same[0]
@@ -318,7 +341,8 @@ def _repository(address: HubAddress, setting: str | None) -> "Repository":
 
 
 def _listed(address: HubAddress, setting: str) -> "tuple[Repository, str, list[str]]":
-    """A repository, the folder in it with its slash (empty: the root), and that folder's files."""
+    """Return a repository, the folder in it (with a slash; "" is the root), and that folder's
+    files."""
     repository = _repository(address, setting)
     inside = f"{address.file.rstrip('/')}/" if address.file is not None else ""
     names = [one.removeprefix(inside) for one in repository.names if one.startswith(inside)]
@@ -332,7 +356,7 @@ def _listed(address: HubAddress, setting: str) -> "tuple[Repository, str, list[s
 
 
 def _pasted(address: str) -> str | None:
-    """The address of a page's model, by the URL of the page; None for another address."""
+    """Return the model address for a web page's URL; None for any other address."""
     if page := _PAGE.match(address):
         path = address[page.end() :]
         if page["ollama"]:
@@ -367,7 +391,7 @@ def _unknown(address: str, role: Role) -> AddressError:
 
 
 def _elsewhere(address: str) -> str | None:
-    """The address of a model of another program that was named without its program."""
+    """Return the full address of a model of another program that was named without the program."""
     from edgewise.hub.disk import disk_models
 
     wanted = address.lower()
@@ -379,7 +403,7 @@ def _elsewhere(address: str) -> str | None:
 
 
 def _beside(address: str) -> str | None:
-    """The file or folder that is there under this path in another case."""
+    """Return the existing file or folder whose path differs from `address` in case only."""
     folder, name = os.path.split(address)
     try:
         there = (one for one in os.listdir(from_home(folder or ".")) if one.lower() == name.lower())
@@ -394,10 +418,10 @@ def _file(address: str) -> Path | None:
 
 
 def _is(address: str, test: Callable[[Path], bool]) -> bool:
-    """The test of a path; False for a URL, a name too long for the disk, or one with a null in it.
+    """Apply `test` to the path; False for a URL and for names that no file can have.
 
-    Raises `AddressError` for what has the name of something elsewhere: whoever fills the working
-    folder does not decide what such a name stands for.
+    Raises `AddressError` if the name also stands for a model elsewhere: whoever fills the working
+    folder must not decide what such a name means.
     """
     from edgewise.hub.known import KNOWN
 

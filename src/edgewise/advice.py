@@ -1,9 +1,9 @@
 """Advice on a user's own pair: what is fastest and cheapest, and what routing buys here.
 
-Where both models share a machine they are decoded (`decoded`): they compete for its cores, which no
-formula knows. Else speeds are measured by a few steps and requests (`edge_step`, `cloud_pace`), and
-times follow by formula, over an answer of `ANSWER` tokens after a prompt of `PROMPT` that both
-models have read; costs always do. How right the answers are no formula knows.
+Where both models share a machine they are timed while they decode (`decoded`): they compete for its
+cores, which no formula knows. Else a few steps and requests are timed (`edge_step`, `cloud_pace`),
+and formulas give the time of an answer of `ANSWER` tokens after a prompt of `PROMPT` tokens that
+both models have read. Costs always follow by formula. Nothing here says how right the answers are.
 """
 
 import math
@@ -27,13 +27,13 @@ from edgewise.loop.policy import Budget
 from edgewise.prompts import Message, Prompt, prompt_of
 
 PROMPT, ANSWER = 500, 300
-"""Tokens of the typical conversation."""
+"""Tokens of the prompt and of the answer in the typical conversation."""
 
 TYPICAL_CHANGED = 0.5
-"""d where it was not measured: 0.44 to 0.60 in docs/results.md."""
+"""The share d of consults that change the edge's token, where unmeasured: docs/results.md."""
 
 CORRECTED, BLOCK = {"on": 0.034, "exact": 0.062}, 5
-"""Share of the tokens that the cloud corrects, and tokens of a verified block: docs/results.md."""
+"""By `verify`, the share of tokens that the cloud corrects; tokens in a block: docs/results.md."""
 
 System = Literal["edge", "routing", "streaming"]
 
@@ -53,7 +53,7 @@ _WRITTEN = (
     "Write a letter to a neighbour whose dog barks at night.",
 )
 DECODED = 60
-"""Tokens of each system's answers to these, of which one may take `_LONGEST` seconds."""
+"""Tokens of a system's answers to these prompts in all; one answer may take `_LONGEST` seconds."""
 _LONGEST = 10.0
 _SPAN = 5
 # Both models share the machine: for less than this, the better words are worth more.
@@ -61,10 +61,11 @@ _WORTH = 0.9
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """The advice and the figures behind it; seconds a token.
+    """The advice and the figures behind it; `edge`, `routing`, `streaming` are seconds per token.
 
-    `streaming` is None where it could not be measured, `cost_ratio` (routing over streaming)
-    without a price. `sentences` are about speed, cost and what to do.
+    `routing` is the pair, `streaming` the cloud model alone, None if it could not be measured.
+    `cost_ratio` is the pair's cost over that of streaming, None without a price. `sentences` are
+    about speed, cost and what to do.
     """
 
     fastest: System
@@ -78,12 +79,13 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
     """Inputs of the formulas, in seconds.
 
-    The edge takes `step` a token, the cloud `cloud_token` a token that it streams (None if that
-    could not be measured). `consult` is the engine's time of one consult, `asked` the part of the
-    tokens consulted for or corrected (p), `changed` the part of the consults whose completion
-    differs from the edge's token (d), `speculate` the most drafts. `cached` is the part of a prompt
-    sent again that the provider has cached. `verify` is the time of a verified block, round trip
-    included; None where a router asks instead.
+    The edge takes `step` per token, the cloud `cloud_token` per token that it streams (None if that
+    could not be measured). A consult (a request to the cloud model) takes one `round_trip` of the
+    link and `consult` of the engine's own time. `asked` (p) is the share of tokens that are asked
+    for or corrected, `changed` (d) the share of consults whose completion differs from the edge's
+    token, `speculate` the greatest number of drafts. `cached` is the share of a prompt sent again
+    that the provider has cached. `verify` is the time of a verified block, round trip included;
+    None where a router asks instead.
     """
 
     step: float
@@ -98,12 +100,12 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trip(self) -> float:
-        """RTT + c: a consult as the edge sees it."""
+        """The duration of a consult as the edge sees it, RTT + c."""
         return self.round_trip + self.consult
 
 
 class DecodedPace(NamedTuple):
-    """Seconds a token as decoded, prompts included; the cloud alone is None where it wrote none."""
+    """Seconds per token, prompts included, of each system; `cloud` is None if it wrote nothing."""
 
     edge: float
     pair: float
@@ -111,13 +113,14 @@ class DecodedPace(NamedTuple):
 
 
 class CloudPace(NamedTuple):
-    """Seconds: of the `first` consult, of a later `consult`, and of a further `token`.
+    """What a few requests to the cloud measured; times are in seconds.
 
-    Of a consult `engine` is the engine's own time, None where it does not say. `token` is None
-    where the cloud ended its answers too soon, or was no slower with the longer one. Of a prompt of
-    `prompt` tokens, sent again, `computed` were computed again; None without a meter. `requests`
-    were made, of so many `tokens` in all, prompts included. `verify` is of a block of `BLOCK`
-    tokens, None where the cloud cannot.
+    The `first` consult, a later `consult`, and each further `token` took so long; `verify` is the
+    time of a block of `BLOCK` tokens, None where the cloud cannot verify. Of a consult `engine` is
+    the engine's own time, None if the engine does not report it. `token` is None where the cloud
+    ended its answers too soon, or was no slower with the longer one. Of a prompt of `prompt` tokens
+    that was sent again, `computed` were computed again, None without a usage report. In all
+    `requests` were made, with `tokens` tokens, prompts included.
     """
 
     first: float
@@ -140,9 +143,11 @@ def advise(
     streaming: float | None = None,
     place: str = f"over an answer of {ANSWER} tokens, once the prompt is read",
 ) -> Advice:
-    """Derives advice; `routing` and `streaming` are measured seconds a token, where known.
+    """Return advice from measured `conditions`.
 
-    `local`: the cloud model runs on this device. `place` says of what the speeds are.
+    `routing` and `streaming` are measured seconds per token; without them formulas give them.
+    `local`: the cloud model runs on this device. `place` ends the sentence about speeds: what they
+    hold for.
     """
     speeds: dict[System, float] = {
         "edge": conditions.step,
@@ -214,9 +219,9 @@ def _ms(seconds: float) -> str:
 def decoded(
     pair: Decoder, cloud: CloudModel, done: Callable[[], None] = lambda: None
 ) -> DecodedPace:
-    """Edge, pair and cloud alone write two answers each, in turn, then in the reverse order.
+    """Time two answers of the edge, the pair and the cloud alone, in turn, then in reverse.
 
-    `done` is called after each of the six. Raises a `CloudError`.
+    `done` is called after each of the six answers. Raises a `CloudError`.
     """
     most, budgets = DECODED // len(_WRITTEN), [Budget()]
 
@@ -242,7 +247,7 @@ def decoded(
 
 
 class _Pace:
-    """Seconds, and the tokens written in them."""
+    """Seconds, and the number of tokens written in them."""
 
     seconds, tokens = 0.0, 0
 
@@ -269,7 +274,7 @@ def _by_cloud(cloud: CloudModel, most: int, prompt: Prompt) -> Generator[int]:
 
 
 def edge_step(model: EdgeModel) -> float:
-    """Seconds a token of the edge, median, after a short prompt."""
+    """Return the median seconds per token of the edge model, after a short prompt."""
     taken: list[float] = []
     with closing(model.session()) as session:
         session.open(prompt_of(model.tokenizer, [Message("user", _COUNT)]).ids)
@@ -286,10 +291,11 @@ def edge_step(model: EdgeModel) -> float:
 def cloud_pace(
     cloud: CloudModel, tokenizer: Tokenizer, deadline: float, *, lines: Sequence[int] = (0,)
 ) -> CloudPace:
-    """Four requests, with verification five; each has something new to read, as in an answer.
+    """Time four requests to the cloud, or five with verification, each with new text to read.
 
-    The prompt has so many more `lines` of text, the first that the engine does not reject: caches
-    have blocks of up to 1,024 tokens. `deadline` in seconds a request. Raises a `CloudError`.
+    `lines` are numbers of extra lines of text in the prompt; the first number that the engine does
+    not reject is used. (Caches have blocks of up to 1,024 tokens, so a short prompt shows no
+    caching.) `deadline` is in seconds per request. Raises a `CloudError`.
     """
     for count in lines[:-1]:
         with suppress(CloudRejected):
@@ -332,18 +338,22 @@ def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int)
 
 
 def cloud_alone(conditions: MeasuredConditions) -> float | None:
-    """Seconds a token, streamed: the link delays the first token alone."""
+    """Return the seconds per token of an answer that the cloud streams; None if they are unknown.
+
+    The link delays the first token only.
+    """
     if conditions.cloud_token is None:
         return None
     return (conditions.trip + (ANSWER - 1) * conditions.cloud_token) / ANSWER
 
 
 def excess(conditions: MeasuredConditions) -> float:
-    """Seconds that a consult adds while the edge speculates.
+    """Return the seconds that a consult adds to an answer while the edge speculates.
 
-    A completion that differs is waited for in full: d (RTT + c). An accepted one is waited for only
-    once the drafts end; the first draft is the token asked for, whose step is done. A correction
-    is waited for, and drops what was drafted behind it: half a block, and what its trip hid.
+    A completion that differs from the edge's token is waited for in full: d (RTT + c). For an
+    accepted one the answer waits only once the drafts end; the first draft is the token asked for,
+    whose step is done. A correction is waited for, and drops the drafts behind it: half a block,
+    and what its trip hid.
     """
     if conditions.verify is not None:
         return conditions.verify + conditions.step * (BLOCK + 1) / 2
@@ -352,12 +362,12 @@ def excess(conditions: MeasuredConditions) -> float:
 
 
 def cost_over_streaming(conditions: MeasuredConditions, price: Price) -> float | None:
-    """Ratio of what the consults bill to what streaming bills; None if streaming bills nothing.
+    """Return what consults cost over what streaming the answer costs; None if streaming is free.
 
-    Streaming is one request: P i + T o. Of N = p T consults of a token each bills its prompt, and
-    half an answer on the average; the first one's prompt is new, of each later one a part `cached`
-    costs less. A verified block bills a prompt too, but no token. What a guard holds back where a
-    price is known (docs/costs.md) is not taken off.
+    Streaming is one request: P i + T o. Of N = p T consults for a token each bills its prompt and,
+    on average, half an answer. The prompt of the first is new; of that of each later one the share
+    `cached` costs less. A verified block bills a prompt too, but no token. What a limit holds back
+    where a price is known (docs/costs.md) is not taken off.
     """
     new, cached, written = (float(one) for one in (price.input, price.cached, price.output))
     streaming = PROMPT * new + ANSWER * written

@@ -1,4 +1,7 @@
-"""What leaves for a consult, and the cloud model's answer to it."""
+"""The two sides of a consult: what leaves for the cloud model, and its answer.
+
+A *consult* is one request to the cloud model in the middle of an answer.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,10 +16,11 @@ from edgewise.events import Candidate
 MOST_IDS, MOST_CANDIDATES, MOST_SECONDS = 1 << 31, 20, 3600.0
 
 ADDED = 64
-"""More prompt tokens than an engine adds to the ids it was sent, such as an opening one."""
+"""How many prompt tokens an engine may bill beyond the ids it was sent, such as an opening token.
+"""
 
 LEAST = -9999.0
-"""Stands for the logarithm of no probability at all, which JSON and checks could not tell."""
+"""The logprob that stands for a probability of 0, since JSON has no minus infinity."""
 
 # Of a probability of 1, in nats.
 _ROUNDING = 1e-3
@@ -25,12 +29,12 @@ _Number = TypeVar("_Number", int, float)
 
 
 class Outgoing:
-    """What leaves for a consult or a prefetch: token ids, bytes of the message bodies, requests.
+    """A count of what leaves for a consult or a prefetch: token ids, bytes, requests.
 
-    A session adds to it in whichever thread sends; nothing travels to a model in this process.
-    `requests` of its messages are billable; `repeats` of them had been sent before. `sequence` is
-    all that is asked about, in the ids that travel. `request_id` is what logs on the way call the
-    consult, once the session has named it.
+    A session adds to the counts in whichever thread sends; for a model in this process nothing is
+    sent. `requests` counts messages that the provider bills, `repeats` those among them that had
+    been sent before. `sequence` is everything that is asked about, as token ids. `request_id` names
+    the consult in logs on the way, None until the session has chosen the name.
     """
 
     def __init__(
@@ -39,16 +43,20 @@ class Outgoing:
         on_send: "Callable[[Outgoing, int, bytes], None] | None" = None,
         max_requests: int | None = None,
     ) -> None:
-        """`on_send` is called before each message leaves, and may raise a `CloudError`."""
+        """`on_send` is called before each message leaves and may raise a `CloudError` to stop it.
+
+        It gets this object, the number of ids in the message, and the message. More than
+        `max_requests` billable requests are refused; None sets no limit.
+        """
         self.ids = self.bytes = self.requests = self.repeats = 0
         self.sequence, self.max_requests, self._on_send = sequence, max_requests, on_send
         self.request_id: str | None = None
 
     def add(self, ids: int, message: bytes, *, billable: bool = True, again: bool = False) -> None:
-        """A message is handed to a connection now, with the last so many `ids` in it.
+        """Count a message that is about to be handed to a connection; it carries `ids` token ids.
 
-        `billable`: it asks about the whole sequence. `again`: it was sent before. May raise a
-        `CloudError`: then it must not be sent.
+        `billable`: the message asks about the whole sequence, so the provider bills it. `again`: it
+        was sent before. If this raises a `CloudError`, the message must not be sent.
         """
         if billable and self.max_requests is not None and self.requests >= self.max_requests:
             raise CloudUnavailable("Another attempt could cost more than the limit.")
@@ -61,20 +69,20 @@ class Outgoing:
 
 
 Recorder = Callable[[Sequence[int]], Outgoing]
-"""Begins to record what leaves about a sequence of ids."""
+"""A function that starts the record of what leaves about a sequence of token ids."""
 
 
 def metered(so_far: _Number | None, more: _Number | None) -> _Number | None:
-    """A sum of a meter's counts, or of seconds; None once one of them is."""
+    """Return the sum of two figures of usage reports; None if either of them is missing."""
     return None if so_far is None or more is None else so_far + more
 
 
 class Verified(msgspec.Struct, frozen=True, array_like=True):
-    """The cloud's view of an id that the edge wrote: its `logprob` there, and the cloud's choice.
+    """The cloud's view of one draft token: how likely it is, and the cloud's own choice.
 
-    `id` is what the cloud would have written: its likeliest id, or with a temperature its own draw
-    at that position, where the engine can draw. `best` is the logprob of its likeliest. In nats; an
-    id of no probability at all has `LEAST`.
+    `logprob` is that of the edge's token, `best` that of the cloud's likeliest, in nats; `LEAST`
+    stands for a probability of 0. `id` is what the cloud would have written: its likeliest id, or
+    with a temperature its own draw at that position, where the engine can draw.
     """
 
     logprob: float
@@ -83,18 +91,21 @@ class Verified(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def ratio(self) -> float:
-        """The id's probability over that of the cloud's likeliest, from 0 to 1."""
+        """The probability of the edge's token over that of the cloud's likeliest, from 0 to 1."""
         return math.exp(min(0.0, self.logprob - self.best))
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens that the cloud wrote. Fewer than asked, with `stopped`, if the cloud ended the answer.
+    """The cloud's answer to a consult: tokens that it wrote, or verdicts on draft tokens.
 
-    `logprobs` (nats) go with `ids`; `top` holds the candidates for each. `cached` and `computed`
-    are prompt tokens by the engine's own meter, None where it has none; `prompt` are all that it
-    bills, cached or not. `written` is how many tokens the cloud wrote for it in a vocabulary of its
-    own, None where they are `ids`. `verified` are the ids of the edge's that were to be verified.
-    Of a passage that was read, only how many of them `stand`; then `ids` are in place of the rest.
+    `stopped` says that the cloud ended the answer, perhaps with fewer tokens than asked for.
+    `logprobs` (nats) and `top` (the candidates) have one item for each of `ids`. `verified` has one
+    verdict for each draft token that was to be verified. A cloud that reads passages says only how
+    many of these tokens are accepted (`stand`); `ids` then replace the rest.
+
+    `cached` and `computed` count prompt tokens by the engine's usage report, None without one;
+    `prompt` is all that it bills, cached or not; `engine_seconds` is the time it reports. `written`
+    is how many tokens the cloud wrote in a vocabulary of its own, None where they are `ids`.
     """
 
     ids: tuple[int, ...]
@@ -111,7 +122,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def billed(self) -> int:
-        """Tokens that the cloud wrote, by its own count."""
+        """The number of tokens that the cloud wrote, counted in its own vocabulary."""
         return len(self.ids) if self.written is None else self.written
 
     def validate(
@@ -123,11 +134,12 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         may_be_empty: bool = False,
         verify: int = 0,
     ) -> None:
-        """Raise `CloudProtocolError` unless this answers a consult for `asked` tokens.
+        """Raise `CloudProtocolError` unless this is a valid answer to a consult for `asked` tokens.
 
-        `prompt` ids came before them, the last `verify` of which were to be verified; `size` is how
-        many the vocabulary has, where that is known. A meter may count them once for each to be
-        verified. Types are not checked: what was decoded has the right ones.
+        The consult sent `prompt` ids, the last `verify` of which were to be verified (an engine may
+        count the prompt once for each of them). `size` is the size of the vocabulary, None if
+        unknown. With `asked` above 0 there must be a token, unless `may_be_empty`. Types are not
+        checked: what was decoded has the right ones.
         """
         if not self.ids and asked and not may_be_empty:
             raise CloudProtocolError("The cloud answered a consult without any token.")

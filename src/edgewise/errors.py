@@ -27,15 +27,16 @@ command line and the server add the flag or field.
 from typing import Any, ClassVar, Literal
 
 Fault = Literal["timeout", "unavailable", "refused", "rejected", "protocol", "grammar"]
-"""The ways a consult fails."""
+"""The ways in which a consult (a request to the cloud model) fails, as `Token.reason` reports them.
+"""
 
 
 class EdgewiseError(Exception):
-    """Base of all errors raised on purpose.
+    """Base of all errors that Edgewise raises on purpose.
 
-    `hint` says what to do next, `setting` names the setting or parameter that does it, and
-    `request_id` the engine's request where it gave one. `where` is how the reader of the sentence
-    reaches the setting, such as a flag; the command line and the server say so.
+    `hint` says what to do next; `setting` names the setting or parameter that does it; `request_id`
+    is the engine's name of the failed request, if it gave one. `where` says how the user reaches
+    the setting, such as a flag; the command line and the server fill it in.
     """
 
     where: str | None = None
@@ -62,23 +63,23 @@ class EdgewiseError(Exception):
 
 
 class UsageError(EdgewiseError):
-    """Bad input; nothing was lost."""
+    """Something that the user gave is wrong; nothing was lost."""
 
 
 def require(holds: bool, setting: str, bound: str, value: object) -> None:
-    """Raise `UsageError` for the value of a setting that is not within its bound."""
+    """Raise `UsageError` unless `holds`: the `setting` must be `bound` (words), not `value`."""
     if not holds:
         said = setting.replace("_", "-")
         raise UsageError(f"{said} must be {bound}, not {value}", setting=setting)
 
 
 def reason_of(error: BaseException) -> str:
-    """A library's error message, shortened."""
+    """Return the message of a library's error in one line of at most 200 characters."""
     return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
 
 
 class AddressError(UsageError):
-    """A model address that names nothing we can load."""
+    """A model address that names nothing that can be loaded."""
 
 
 class ModelError(UsageError):
@@ -102,13 +103,13 @@ class EdgeError(EdgewiseError):
 
 
 class StaleStepError(EdgewiseError):
-    """A view into the engine was read after the engine's next decode."""
+    """A view into the engine's memory was read after the engine's next decode."""
 
 
 class CloudError(EdgewiseError):
-    """The cloud model did not answer a consult; `reason` is what a `Token` reports.
+    """The cloud model did not answer a consult. `reason` is the `Fault` that a `Token` reports.
 
-    `declined`: the engine itself replied that it does not answer.
+    `declined` says that the engine itself replied, and refused.
     """
 
     reason: ClassVar[Fault] = "unavailable"
@@ -116,35 +117,41 @@ class CloudError(EdgewiseError):
 
 
 class CloudUnavailable(CloudError):
-    """No connection, or no room now: for `retry_after` seconds, where it said so."""
+    """No connection to the cloud, or no room there now.
+
+    `retry_after` is the number of seconds to wait, None if the cloud did not say.
+    """
 
     retry_after: float | None = None
 
 
 class CloudTimeout(CloudError):
-    """No answer before the deadline."""
+    """The cloud did not answer before the deadline."""
 
     reason = "timeout"
 
 
 class CloudRefused(CloudError):
-    """The engine refused the key."""
+    """The cloud's engine refused the API key."""
 
     reason = "refused"
 
 
 class CloudRejected(CloudError):
-    """The engine declined the request itself, for instance for its length."""
+    """The cloud's engine declined the request itself, for instance for its length."""
 
     reason = "rejected"
 
 
 class OtherVocabulary(CloudRejected):
-    """The cloud model, checked once, was replaced by one whose ids mean other bytes."""
+    """The cloud model was replaced, since it was checked, by one whose ids mean other bytes."""
 
 
 class NothingUsable(CloudRejected):
-    """A valid completion of which nothing can be used here: it has no whole word, for example."""
+    """A valid completion of which nothing can be used here: it has no whole word, for example.
+
+    `meter` is a `Completion` without ids that holds what the provider bills for it.
+    """
 
     meter: Any = None  # a `Completion` without ids: what it is billed
 
@@ -156,7 +163,10 @@ class BreaksGrammar(NothingUsable):
 
 
 class Blocked(CloudRejected):
-    """Nothing was sent: the context filter forbids it. `open`: only until a word is whole."""
+    """Nothing was sent, since the context filter forbids it.
+
+    `open` says that it does so only until the word at the end is complete.
+    """
 
     def __init__(self, message: str, *, open: bool = False) -> None:
         super().__init__(message)

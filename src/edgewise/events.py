@@ -1,7 +1,7 @@
 """The events of an answer: a closed union of small frozen values.
 
-Terminal, evaluation and servers consume the same events. The `text` of all `Token`s and of
-the closing `Finished`, concatenated, is the whole answer.
+Terminal, evaluation and servers consume the same events. The `text` of all `Token`s, followed by
+that of the closing `Finished`, is the whole answer.
 """
 
 from typing import Literal
@@ -29,32 +29,37 @@ Reason = Literal[
     "circuit_open",  # above the threshold, but consults are paused after failures
     "cost",  # above the threshold, but it would cost more than the cloud alone, or than a limit
 ]
-"""Reasons why this model wrote the token, if no consult failed."""
+"""Why the model that wrote a token did so, where no request to the cloud failed."""
 
 FinishReason = Literal["stop", "length"]
-"""`stop`: an end-of-sequence token or a stop string; `length`: max tokens, a full context, or an
-answer that repeats itself (`Usage.repeats`)."""
+"""Why an answer ended: `stop` is an end-of-sequence token or a stop string; `length` is
+`max_tokens`, a full context, or an answer that repeats itself (`Usage.repeats`)."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A model's candidate token at a position; `logprob` in nats."""
+    """One of the likeliest next tokens by a model at a position; `logprob` is in nats."""
 
     id: int
     logprob: float
 
 
 class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
-    """A token of the answer. It is final.
+    """A token of the answer. It is final: nothing streamed as a `Token` is ever taken back.
 
-    `text` can be shown now; it is empty while a character is incomplete or a stop string may be
-    forming. `score` is the router's, None for later tokens of a consult; `threshold` is what it was
-    compared with, None if the answer can never ask the cloud. `logprob` (nats) is from the model
-    that wrote the token, None if that does not report it. `seconds` since the last token (the
-    first: since the start), `wait` of them spent waiting for the cloud. `edge` and `cloud` are both
-    models' candidates, if known; `draft` is the edge's own token at a consult, None elsewhere. With
-    a temperature it need not be the likeliest. `ratio` is the probability that the cloud gives the
-    edge's token, over that of its own likeliest; None where the token was not verified. Where it
-    was, `score` is None and `threshold` what the ratio must reach.
+    `index` counts tokens of the answer from 0; `source` is the model that wrote this one. `text`
+    can be shown now; it is empty while a character is incomplete or a stop string may be forming.
+
+    `score` is the router's score of this position, None for later tokens of a consult (a request to
+    the cloud model) and for verified tokens. `threshold` is what `score`, or in a verified answer
+    `ratio`, had to reach; None if the answer can never ask the cloud. `ratio` is the cloud's
+    probability of the edge's token over that of its own likeliest token, None where the token was
+    not verified.
+
+    `logprob` (nats) is by the model that wrote the token, None if that model does not report it.
+    `seconds` passed since the last token (for the first: since the start), of which `wait` were
+    spent waiting for the cloud. `edge` and `cloud` are the candidates of either model, if known.
+    `draft` is the edge's own token where the cloud wrote instead, else None; with a temperature it
+    need not be the likeliest.
     """
 
     index: int
@@ -74,14 +79,15 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
 
 
 class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
-    """A consult of the cloud model, reported when it is over.
+    """A finished consult: one request to the cloud model in the middle of an answer.
 
-    `index` is the token it asked for, `requested` how many tokens (words, if the vocabularies
-    differ), `answered` how many came back. `sent_ids` token ids were sent to `host` for it, in
-    bodies of `sent_bytes` bytes; to a model in this process nothing is sent. `cached` and
-    `computed` are prompt tokens by the engine's meter, None without one; `engine_seconds` is its
-    own time. `request_id` names the consult in the logs of gateway and engine. `verified` is how
-    many tokens from `index` on it was to verify.
+    `index` is the token of the answer for which it asked, `requested` the number of tokens asked
+    for (words, if the vocabularies differ), `answered` the number that came back. `verified` is how
+    many draft tokens from `index` on the cloud was to verify. For it `sent_ids` token ids travelled
+    to `host`, in bodies of `sent_bytes` bytes; a model in this process is sent nothing. `cached`
+    and `computed` count prompt tokens by the engine's usage report, None without one;
+    `engine_seconds` is the time that the engine reports. `request_id` names the consult in the logs
+    of gateway and engine, and `message` says why it failed.
     """
 
     index: int
@@ -101,9 +107,10 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
 
 
 class Pending(msgspec.Struct, frozen=True, tag="pending"):
-    """A draft token while a consult is in flight; only if asked for. It may be rejected.
+    """A draft token, reported while a request to the cloud is in flight; it may yet be rejected.
 
-    `index` is its place in the answer, `text` that of the token alone.
+    Reported only if `Decoder.stream` was asked for `pending` events. `index` is its place in the
+    answer, `text` the text of this token alone.
     """
 
     index: int
@@ -112,9 +119,9 @@ class Pending(msgspec.Struct, frozen=True, tag="pending"):
 
 
 class RolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
-    """The drafts from `index` on were rejected: `tokens` of them are rolled back.
+    """A report that draft tokens were rejected: `tokens` of the reported drafts, from `index` on.
 
-    The `consults` that were sent from them are dropped.
+    `consults` is how many requests to the cloud were sent from these drafts and are now dropped.
     """
 
     index: int
@@ -123,9 +130,11 @@ class RolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
 
 
 class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer sent to `host`; None if it sent nothing.
+    """What an answer sent to a cloud at `host`, over the network; None if it sent nothing.
 
-    Bodies of `bytes` bytes with `tokens` ids, for consults and prefetches.
+    `consults` counts requests for tokens or verdicts, `prefetches` messages sent ahead of them so
+    that the cloud reads the answer early. Their bodies had `bytes` bytes with `tokens` token ids in
+    all.
     """
 
     host: str | None = None
@@ -136,10 +145,11 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one of several clouds in an answer; `cloud` is its host, or its name.
+    """Counts of one of several clouds in an answer; `cloud` is its host, or its name without one.
 
-    It was `wanted` for so many critical tokens, there were `calls` where its budget and its link
-    allowed them, some of which `failed`; it `wrote` so many tokens of the answer.
+    `wanted` counts the tokens, or blocks to verify, for which this cloud was wanted; `calls` the
+    requests that its budget and link then allowed; `failed` those of them that failed; `wrote` its
+    tokens in the answer.
     """
 
     cloud: str
@@ -151,11 +161,12 @@ class TierUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost of consults by a price list, and cost of the cloud alone.
+    """What the cloud cost by a price list, and what the cloud model alone would have cost.
 
-    `paid` is for `input_tokens` and `cached_tokens` of prompts and `output_tokens`, by the
-    provider's meter, failed consults included. `saved` is `alone` less `paid` and may be negative.
-    `estimated`: the provider's meter left something out.
+    `paid` is for `input_tokens` and `cached_tokens` of prompts and for `output_tokens`, by the
+    provider's usage reports, failed consults included. `alone` is the cost of the answer had the
+    cloud written all of it; `saved` is `alone` less `paid` and may be negative. `estimated` says
+    that the reports left something out.
     """
 
     paid: float
@@ -173,16 +184,21 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     `cached_tokens` of the prompt were in the edge's KV cache. `edge_tokens + cloud_tokens` is the
     number of `Token`s. `wasted_tokens` were returned by the cloud and dropped, or asked for in
-    vain; `correction_tokens` are first tokens of consults that differ from what the edge would have
-    written, and all of sentences written anew. `cloud_prompt_cached` and `cloud_prompt_computed`
-    are of all completions, by the engine's meter, None if it left one out;
-    `cloud_completion_tokens` is what the cloud wrote in them, in its own vocabulary. `edge_error`
-    says why the cloud went on without the edge, None if it did not. `verified_tokens` are those of
-    the edge's that the cloud read and let stand; `lowest_ratio` is the lowest `Token.ratio` among
-    them, at token `lowest_at`. `review` says by what the cloud read the answer, None where it did
-    not; `escalated` that it was asked for all of it. `repeats`: the answer was cut since it went
-    round in circles. `sent` had left when the answer ended, `cost` is what that came to, if a price
-    is known. `tiers` are the clouds, nearest first, where there are several.
+    vain. `correction_tokens` counts the tokens that the cloud wrote in place of a different one of
+    the edge's, and all tokens of sentences that it wrote anew. `cloud_calls` counts consults
+    (requests to the cloud), `failed_calls` those that failed.
+
+    `cloud_prompt_cached` and `cloud_prompt_computed` count prompt tokens of all completions by the
+    engine's usage reports, None if one left them out; `cloud_completion_tokens` is what the cloud
+    wrote in completions, in its own vocabulary. `sent` is what had left the device when the answer
+    ended, `cost` what that came to, if a price is known. `tiers` are the clouds, nearest first,
+    where there are several.
+
+    `verified_tokens` of the edge's were read by the cloud and accepted; `lowest_ratio` is the
+    lowest `Token.ratio` among them, at token `lowest_at`. `review` says whether the cloud judged
+    single tokens or whole passages, None where it verified nothing. `escalated` says that the cloud
+    was asked to write all of the answer, `repeats` that the answer was cut since it went round in
+    circles, and `edge_error` why the cloud went on without the edge model, None if it did not.
     """
 
     prompt_tokens: int
@@ -210,12 +226,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alone(self) -> bool:
-        """Whether all consults failed, so that the edge model wrote all of the answer."""
+        """Whether all requests to the cloud failed, so that the edge model wrote the whole text."""
         return self.failed_calls > 0 and self.cloud_tokens == 0
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds from the start to the first token and to the end, and those spent waiting."""
+    """Seconds of an answer: to the first token (TTFT), in `total`, and in waiting for the cloud."""
 
     ttft: float = 0.0
     total: float = 0.0
@@ -223,9 +239,9 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
-    """The end of an answer. `text` was still held back; it is usually empty.
+    """The last event of an answer. `text` is what was still held back; it is usually empty.
 
-    `stop` is the stop string that ended it, if one did.
+    `stop` is the stop string that ended the answer, None if none did.
     """
 
     text: str
@@ -236,3 +252,4 @@ class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
 
 
 Event = Token | Consult | Finished | Pending | RolledBack
+"""Everything that a streamed answer may yield; `Finished` comes last."""

@@ -1,4 +1,4 @@
-"""Opens the parts of a pair from settings."""
+"""Functions that open the parts of a pair (edge, clouds, router, policy, costs) from settings."""
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 AUTO, FALLBACK_ROUTER, NEVER = "auto", "max-prob", "constant:0"
 DEFAULT_SHARE, VERIFY_SHARE = 0.05, 0.10
-"""Cloud shares: by a router, and with verification."""
+"""The default cloud shares: where a router asks, and where the cloud verifies."""
 
 _GGUF = "llamacpp"
 _DEFAULTS = Settings()
@@ -89,7 +89,7 @@ def open_edge(
 
 @contextmanager
 def _named_by(setting: str) -> Generator[None]:
-    """A `ModelError` names the setting of the model, unless it already names one."""
+    """Make a `ModelError` that is raised inside name this setting, unless it names one already."""
     try:
         yield
     except ModelError as error:
@@ -98,13 +98,13 @@ def _named_by(setting: str) -> Generator[None]:
 
 
 def edge_engine(settings: Settings) -> str:
-    """The edge engine that the settings name, or that fits the files at the edge's address."""
+    """Return the name of the edge engine: as set, or by the files at the edge model's address."""
     named = settings.edge_engine
     return engine_at(settings.edge) if named == "auto" else EDGES.spelled(named)
 
 
 def cloud_address(settings: Settings) -> str:
-    """The nearest cloud's address: as set, a provider's, or the bundled one beside its edge."""
+    """Return the nearest cloud's address, "none" without one; for a provider's model its URL."""
     if settings.cloud is not None:
         first = each(settings.cloud)[0]
         return first if (known := hosted(first)) is None else known[0]
@@ -112,14 +112,15 @@ def cloud_address(settings: Settings) -> str:
 
 
 def nearest_cloud(settings: Settings) -> str:
+    """Return a name for the nearest cloud: its address and its `cloud_model`."""
     return f"{cloud_address(settings)} {each_cloud(settings)[0].cloud_model or ''}"
 
 
 def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[Settings]:
-    """The settings of each cloud, nearest first; `clouds` are their addresses, where known.
+    """Return the settings of each cloud, nearest first; `clouds` are their addresses, where known.
 
-    With several, a setting of the connection has a value for each, by commas, so that no key goes
-    to another's cloud. What a trusted one sees is not redacted. Raises `UsageError`.
+    With several clouds a connection setting has one value for each, separated by commas, so that no
+    key goes to the wrong cloud. Text for trusted clouds is not redacted. Raises `UsageError`.
     """
     clouds = clouds or each(settings.cloud or cloud_address(settings))
     own = [{"cloud": one} for one in clouds] if len(clouds) > 1 else [{}]
@@ -136,23 +137,23 @@ def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[
 
 
 def require_one_cloud(settings: Settings) -> None:
-    """Raises `UsageError` for several."""
+    """Raise `UsageError` if the settings name several clouds."""
     if settings.cloud is not None and len(each(settings.cloud)) > 1:
         raise UsageError("This command takes one cloud", hint="give the nearest", setting="cloud")
 
 
 def is_trusted(settings: Settings, name: str | None = None) -> bool:
-    """Whether the cloud at that address, or of that name, is at a host in `trust`."""
+    """Whether the cloud of this address or name (default: the nearest) is at a host in `trust`."""
     hosts = hosts_of(settings.trust, "trust")
     at = name or cloud_address(settings)
     return hosts is not None and is_at(at if "://" in at else f"http://{at}", hosts)
 
 
 def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel) -> list[Tier]:
-    """The open `clouds`, nearest first, with what the settings say of each. Raises `UsageError`.
+    """Return the open `clouds`, nearest first, as tiers with threshold, share and trust.
 
-    After a cloud that is asked between words the others are, too. Models in this process are
-    trusted where there are several.
+    If one of them can only be asked between words, so are all after it. With several clouds, models
+    in this process are trusted. Raises `UsageError`.
     """
     further = max(0, len(clouds) - 1)
     shares = _fractions(settings, "tier_share", [TIER_SHARE] * further)
@@ -180,7 +181,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
 
 
 def _for_each(settings: Settings, name: str, count: int) -> list[str]:
-    """The values of a setting, one for each cloud that it is about; empty for none."""
+    """Return the values of a setting, one for each of `count` clouds; "" where it has none."""
     given = getattr(settings, name)
     values = [""] * count if given in (None, "auto") else str(given).split(",")
     if len(values) != count:
@@ -193,7 +194,7 @@ def _for_each(settings: Settings, name: str, count: int) -> list[str]:
 
 
 def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list[float]:
-    """A share or a threshold for each cloud after the nearest; a single value is for all."""
+    """Return a share or threshold for each cloud after the nearest; one value may hold for all."""
     given = getattr(settings, name)
     if defaults and given is not None and "," not in str(given):
         settings = replace(settings, **{name: ",".join([str(given)] * len(defaults))})
@@ -205,18 +206,18 @@ def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:
-    """Names the last of these checked `clouds`, after the others."""
+    """Return a name for the last of these checked `clouds`, which depends on those before it."""
     return ",".join(cloud.identity() for cloud in clouds)
 
 
 def open_cloud(
     settings: Settings, edge: EdgeModel, *, slots: int = 1, keep_prefixes: bool = False
 ) -> CloudModel | None:
-    """Open the cloud model and check its vocabulary; with "none" nothing is opened at all.
+    """Open the cloud model and check its vocabulary; for the cloud "none" return None.
 
     A cloud with another vocabulary is wrapped in an adapter. `slots` and `keep_prefixes` are for a
-    model in this process. Raises `UsageError` for an unknown engine, for an engine without a URL,
-    and for a URL at a host that is not allowed.
+    model in this process. Raises `UsageError` for an unknown engine, an engine without a URL, or a
+    host that is not allowed, and a `CloudError` if the cloud cannot be reached.
     """
     require_one_cloud(settings)
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
@@ -257,17 +258,17 @@ def open_cloud(
 
 
 def context_filter(settings: Settings) -> ContextFilter | None:
-    """The filter of what the cloud sees; None without redaction. Raises `UsageError`."""
+    """Return the filter of text for the cloud; None without redaction. Raises `UsageError`."""
     return filter_of(settings.redact)
 
 
 def verification(
     settings: Settings, edge: EdgeModel | None = None, cloud: CloudModel | None = None
 ) -> Literal["off", "on", "exact"]:
-    """How the nearest `cloud` verifies: as set; by auto it does where nothing is against it.
+    """Return how the nearest cloud verifies: as set; for "auto" it does if nothing is against it.
 
-    By auto not at a price: each block bills the prompt. Raises `UsageError` where it is set and
-    cannot be: without models, by the settings alone; and for a cloud that can do nothing else.
+    A price is, since each block bills the prompt. Without models the settings alone decide. Raises
+    `UsageError` if what is set is impossible, or verification is off and the cloud can only read.
     """
     against = [*_against_verifying(settings, edge, cloud)]
     reads = cloud is not None and cloud.reads_passages
@@ -301,6 +302,7 @@ def verification(
 def _against_verifying(
     settings: Settings, edge: EdgeModel | None, cloud: CloudModel | None
 ) -> Iterator[str]:
+    """Yield the reasons why the cloud cannot verify, as parts of error messages."""
     share = settings.cloud_share
     reads = cloud is not None and cloud.reads_passages
     for name in _OF_ROUTERS:
@@ -334,7 +336,7 @@ def _against_verifying(
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
-    """The router and, for a checkpoint, its card (already checked against the edge model)."""
+    """Return the router and, for a checkpoint, its card, checked to fit the edge model."""
     settings = replace(settings, router=chosen_router(settings, edge))
     folder = router_folder(settings)
     if folder is None:
@@ -356,7 +358,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
 
 def chosen_router(settings: Settings, edge: EdgeModel) -> str:
-    """The router's name: as set; else what is known for this edge model, or needs no training."""
+    """Return the router's name: as set, else one for this edge model, else one without training."""
     if settings.router not in (None, AUTO):
         return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
@@ -366,7 +368,7 @@ def chosen_router(settings: Settings, edge: EdgeModel) -> str:
 
 
 def known_router(edge: EdgeModel) -> Path | None:
-    """The checkpoint that comes with the package for this edge model, in any build of it."""
+    """Return the packaged checkpoint for this edge model, in any build of it; None without one."""
     for card in sorted(bundled("routers").glob(f"*/{CONFIG}")):
         # A server that takes text cannot be compared inside a character.
         with suppress(RouterMismatch, EdgeError):
@@ -378,8 +380,11 @@ def known_router(edge: EdgeModel) -> Path | None:
 def starts_of(
     settings: Settings, router: Router, card: RouterCard | None, edge: EdgeModel
 ) -> Mapping[str, float]:
-    """By cloud share, where the controller's threshold starts: as tuned for this pair, as the card
-    says, or as the edge's own writing has it. None where the settings leave nothing to control."""
+    """Return the controller's first thresholds by cloud share (text, "0.05") or `KEEP`.
+
+    They were tuned for this pair, are in the router's `card`, or are measured on the edge's own
+    texts. Empty where the settings leave nothing to control.
+    """
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
     if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
         return {}
@@ -391,7 +396,7 @@ def starts_of(
 
 
 def router_identity(settings: Settings) -> str:
-    """A digest that identifies the router of the settings, which name one."""
+    """Return a digest that identifies the router that the settings name."""
     folder = router_folder(settings)
     if folder is None:
         return identity_named(str(settings.router))
@@ -399,7 +404,7 @@ def router_identity(settings: Settings) -> str:
 
 
 def router_folder(settings: Settings) -> Path | None:
-    """The folder of the checkpoint that the settings name, downloaded if needed; else None."""
+    """Return the folder of the checkpoint that the settings name, downloaded if needed, or None."""
     name = str(settings.router)
     if name == "bundled":
         return bundled("router")
@@ -407,7 +412,7 @@ def router_folder(settings: Settings) -> Path | None:
 
 
 def _card(settings: Settings, folder: Path) -> RouterCard:
-    """A checkpoint's card. Raises `UsageError` if it names code, and no path leads to it."""
+    """Return a checkpoint's card. Raises `UsageError` if it names code but no path was given."""
     card = read_card(folder)
     if is_code(card.kind) and not is_path(str(settings.router)):
         raise UsageError(
@@ -421,10 +426,10 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
 
 
 def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
-    """The policy: a fixed threshold, or a share that starts at its threshold among `starts`.
+    """Return the policy: a fixed threshold, or a cloud share and its threshold in `starts`.
 
-    Without either in the settings the threshold that keeps a quality is fixed, if there is one.
-    Where the cloud verifies there is a share, or none if that is exact; a threshold is a router's.
+    Without either in the settings, the threshold of `edgewise tune --keep` is fixed, if there is
+    one. Where the cloud verifies there is a share, or none if that is exact.
     """
     share, fixed = settings.cloud_share, settings.threshold
     verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify
@@ -444,7 +449,7 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
 
 
 def make_billing(settings: Settings) -> Billing | None:
-    """Costs and limits at the settings' price; None without one. Raises `UsageError`."""
+    """Return costs and limits at the settings' price, or None without one. Raises `UsageError`."""
     if settings.price is None:
         for name in ("max_cost", "max_cost_day"):
             if getattr(settings, name) is not None:
@@ -477,7 +482,7 @@ def _options(settings: Settings, slots: int, keep_prefixes: bool) -> EdgeOptions
 
 
 def sampling_of(settings: Settings, options: Mapping[str, object] | None = None) -> Sampling:
-    """The settings' sampling, with the options of one answer. Raises `UsageError`."""
+    """Return the sampling of settings and of an answer's `options`. Raises `UsageError`."""
     named = {
         "temperature": settings.temperature or 0.0,
         "top_p": settings.top_p,

@@ -46,14 +46,14 @@ from edgewise.sampling import Sampling, drawn_as
 from edgewise.settings import Settings, names_in, require_default, settings_of, spelled
 
 Cloud = str | Path | CloudModel
-"""An address, or a model that is open already."""
+"""A cloud model: its address, or a model object that the caller has already opened."""
 
 
 class AnswerOptions(TypedDict, total=False):
-    """Options of one answer, instead of its pair's settings.
+    """Options of a single answer, which override the settings of its `Pair`.
 
-    With `json_schema` the answer is JSON of that schema. It may call `tools`, unless `tool_choice`
-    is "none"; it must call one if that is "required" or a tool's name.
+    With `json_schema` the answer is JSON that fits this schema. With `tools` the model may call one
+    of them: `tool_choice` "none" forbids that, "required" or a tool's name demands it.
     """
 
     max_tokens: int | None
@@ -70,13 +70,13 @@ class AnswerOptions(TypedDict, total=False):
 
 
 class Pair:
-    """A small model here, a large one where it counts, and how they answer.
+    """An edge model on this device, cloud models, and the policy by which they answer together.
 
         with Pair("small.gguf", cloud="https://host:8080", cloud_share=0.05) as pair:
             print(pair.ask("Why is the sky blue?").text)
 
-    All answers of a cloud share have one budget, so that it holds over all of them. `policy` may be
-    set between two answers. Several threads may ask at a time where there are as many `slots`.
+    All answers with the same cloud share draw on one budget, so the share holds over all of them.
+    `policy` may be replaced between two answers. Up to `slots` threads may ask at the same time.
     """
 
     def __init__(
@@ -91,15 +91,15 @@ class Pair:
         sent_file: str | Path | None = None,
         **settings: object,
     ) -> None:
-        """Open what is named by an address; a model that is open already stays its owner's.
+        """Open the models that are given as addresses; an open model passed in stays its owner's.
 
-        Several clouds are asked nearest first, the next where one is unsure (`--tier-share`).
-        `settings` are fields of `Settings`; environment and files are not read. `system` is the
-        system message of prompts without one, `slots` how many answers may run at a time. With
-        `keep_prefixes` a conversation's next turn reuses the KV cache of the last one; without, no
-        answer depends on an earlier one, not even by rounding. Everything that answers send is
-        written to `sent_file` before it leaves, but for what an edge server is asked that you
-        opened (`EdgeOptions.sent` is told of that). Raises `UsageError`, or a `CloudError` if the
+        Several clouds are asked nearest first, and the next one where one is unsure (see `Tier`).
+        `system` is the system message of prompts that have none; up to `slots` answers run at a
+        time. With `keep_prefixes` the next turn of a conversation reuses the KV cache of the last
+        one; without, no answer depends on an earlier one, not even by rounding. Everything that
+        answers send is written to `sent_file` before it leaves, except requests to an edge server
+        that the caller opened (use `EdgeOptions.sent` there). `settings` are fields of `Settings`;
+        environment and `edgewise.toml` are not read. Raises `UsageError`, or a `CloudError` if the
         cloud model cannot be reached.
         """
         self.system, clouds = system, _listed(cloud)
@@ -139,21 +139,25 @@ class Pair:
     def _routing(
         self, router: str | Path | Router | None
     ) -> tuple[Router, RouterCard | None, Mapping[str, float]]:
-        """The router, its card if it has one, and where thresholds start."""
+        """Return the router, its model card if it has one, and first thresholds by cloud share."""
         if router is None or isinstance(router, str | Path):
             made, card = open_router(self.settings, self.edge)
             return made, card, starts_of(self.settings, made, card, self.edge)
         return checked_router(type(router).__name__, router), None, {}
 
     def _scoring(self, named: object) -> Router:
-        """Without a cloud scores are only shown: a trained router that nobody named takes time."""
+        """Return the router that scores the steps.
+
+        Without a cloud, scores are only shown: there the fallback router stands in for a trained
+        one that nobody named, which would take time.
+        """
         unnamed = named is None and self.settings.router in (None, AUTO)
         return router_named(FALLBACK_ROUTER) if unnamed and not self.clouds else self.router
 
     def _open_clouds(
         self, parts: Sequence[Cloud | None], opened: ExitStack, **options: Any
     ) -> list[CloudModel]:
-        """Nearest first; `opened` closes those that are opened here."""
+        """Open the clouds, nearest first; `opened` will close those that are opened here."""
         own, edge = self.settings, self.edge
         addresses = [
             _address(part) if isinstance(part, str | Path) else part.name
@@ -175,11 +179,12 @@ class Pair:
 
     @property
     def chat_sampling(self) -> Sampling | None:
-        """Sampling of a chat without a set temperature: the model file's settings, else `CHAT`.
+        """The sampling of chats without a temperature of their own: the model file's, else `CHAT`.
 
-        None where it is greedy: the bundled pair knows one wording of each answer, an API that
-        takes text may know neither min-p nor temperatures, and a server as the edge would need a
-        request for each drawn token.
+        None if the settings have a temperature, and where such chats are greedy: with the bundled
+        pair, which knows one wording of each answer; with a cloud that takes text, whose API may
+        lack min-p or temperatures; and with an edge server, which would need a request for each
+        drawn token.
         """
         own = self.settings
         by_text = any(one.boundaries and one.own_tokenizer is None for one in self.clouds)
@@ -189,30 +194,33 @@ class Pair:
         return drawn_as(self.edge.sampling)
 
     def forget(self) -> None:
-        """Begin new budgets and a new record of what was sent, as for a new conversation."""
+        """Start new budgets and a new record of what was sent, as for a new conversation."""
         self._budgets.clear()
         for tier in self.decoder.tiers:
             tier.forget()
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
-        """Both models. Raises `UsageError` without a cloud model."""
+        """Return the edge model and the nearest cloud model; raise `UsageError` without a cloud."""
         if self.cloud is None:
             raise UsageError("This needs a cloud model", hint="name one", setting="cloud")
         return self.edge, self.cloud
 
     def prompt(self, asked: Prompted, *, tools: Sequence[Tool] = ()) -> Prompt:
-        """The edge model's prompt for `asked` and `tools`. Raises `UsageError`.
+        """Return the token ids of `asked` and `tools` as a `Prompt` for the edge model.
 
-        Text and messages go through the chat template, with the pair's system message if they
-        have none; ids are taken as they are. Raises `ContextOverflow` early for what is clearly too
-        long.
+        Text and messages go through the chat template, with the pair's system message if they have
+        none; ids are taken as they are. Raises `UsageError`, in particular `ContextOverflow` for a
+        text that is clearly too long for the context, before it is tokenized.
         """
         tokenizer, context = self.edge.tokenizer, self.edge.context
         return prompt_from(tokenizer, asked, context=context, system=self.system, tools=tools)
 
     def ask(self, prompt: Prompted, **options: Unpack[AnswerOptions]) -> Answer:
-        """The whole answer, with tool calls parsed out of its text; raises as `stream`."""
+        """Return the whole answer to `prompt`; tool calls are parsed out of its text.
+
+        Raises what `stream` raises.
+        """
         with self.stream(prompt, **options) as events:
             answer = collect(events)
         calls = call_reader(self.edge.tokenizer, _response_format(options))
@@ -232,11 +240,11 @@ class Pair:
         grammar: Grammar | None = None,
         **options: Unpack[AnswerOptions],
     ) -> Generation:
-        """The answer event by event; see `Decoder.stream` for `pending`, `candidates`.
+        """Return an iterator over the events of the answer to `prompt`, as they happen.
 
-        `policy`, `sampling` and `grammar` are for this answer and override the options that say the
-        same. Tool calls are text in its events. Raises `UsageError`, and while iterating a
-        `CloudError` if `on_cloud_error` is "raise".
+        For `pending` and `candidates` see `Decoder.stream`. `policy`, `sampling` and `grammar` hold
+        for this answer and override `options` that say the same. Tool calls appear as text in the
+        events. Raises `UsageError`; iterating raises a `CloudError` if `on_cloud_error` is "raise".
         """
         for name in options:
             if name not in AnswerOptions.__annotations__:
@@ -280,14 +288,14 @@ class Pair:
             raise
 
     def _shared(self, policy: Policy) -> SharedBudget:
-        """The budget of a cloud share over the pair's life; shares within 0.001 have one."""
+        """Return the budget of a cloud share; shares equal to three decimals have the same one."""
         share = policy.cloud_share
         if share is None:
             return SharedBudget()
         return self._budgets.setdefault(round(share, 3), SharedBudget())
 
     def close(self) -> None:
-        """Close what this pair opened, and nothing else."""
+        """Close the models that this pair opened; models that were passed in open stay open."""
         self._opened.close()
 
     def __enter__(self) -> "Pair":
@@ -298,15 +306,18 @@ class Pair:
 
 
 def open_pair(settings: Settings, **options: Any) -> Pair:
-    """The pair that the settings name, with other arguments of `Pair`. Raises as that."""
+    """Return the `Pair` that the settings name; `options` are further arguments of `Pair`.
+
+    Raises what `Pair` raises.
+    """
     return Pair(**asdict(settings), **options)
 
 
 def open_models(settings: Settings, *, answers: int = 1) -> Pair:
-    """The pair for callers with routers of their own; its own router never asks.
+    """Return a `Pair` whose own router never asks, for callers that bring routers of their own.
 
-    So many `answers` may run at a time, and a session beside them: the oracle reads there. Raises
-    `UsageError` for several clouds.
+    Up to `answers` answers run at a time, with one more session beside them (the oracle, which
+    labels training data, reads in it). Raises `UsageError` for several clouds.
     """
     require_one_cloud(settings)
     return open_pair(replace(settings, router=NEVER), slots=answers + 1)
@@ -320,7 +331,7 @@ _OF_CONNECTING = (*names_in("connection", "tokenizer"), "cloud_key")
 def _chosen(
     parts: Mapping[str, Sequence[object]], settings: Mapping[str, object], slots: int
 ) -> Settings:
-    """The settings of a pair; refuses those that parts which are already open cannot honour."""
+    """Return a pair's settings; raise `UsageError` for any that an already open model ignores."""
     named = {
         name: ",".join(map(_address, given)) for name, given in parts.items() if None not in given
     }
@@ -362,7 +373,7 @@ def _open_already(edge: EdgeModel) -> EdgeModel:
 
 
 def _address(part: object) -> str:
-    """Formats a part like a setting; a part that is already open has a name, no address."""
+    """Return a model as a setting spells it: its address, or `<name>` if it is open already."""
     if isinstance(part, str):
         return part
     if isinstance(part, Path):

@@ -1,4 +1,4 @@
-"""Providers of hosted models: what a model's name stands for, and which key is theirs."""
+"""Providers of hosted models: which model names are theirs, and which variable holds their key."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,11 @@ from urllib.parse import urlsplit
 
 
 class Provider(NamedTuple):
-    """A provider of hosted models that have well-known names."""
+    """A provider of hosted models that have well-known names.
+
+    `url` is where its API is, `engine` the name of that API here, `key` the environment variable of
+    its API key, and `models` a regular expression for how its models' names begin.
+    """
 
     url: str
     engine: str
@@ -27,13 +31,16 @@ PROVIDERS = (
         "gemini-",
     ),
 )
-"""URL, engine, variable of the key, and how the names of the models begin."""
+"""The providers that are known by the names of their models."""
 
 _HOSTED = re.compile(r"(?:(?:openai|anthropic|google)[:/])?(?P<model>[\w.-]+)")
 
 
 def hosted(address: str) -> tuple[str, str] | None:
-    """URL and model of a hosted model's name, such as gpt-5-mini or openai/gpt-5-mini."""
+    """Return the URL and model of a hosted model's name (gpt-5-mini, openai/gpt-5-mini).
+
+    Returns None if `address` is no such name, or names a file.
+    """
     is_file = address.lower().endswith(".gguf") or Path(address).exists()
     if is_file or (named := _HOSTED.fullmatch(address)) is None:
         return None
@@ -43,7 +50,7 @@ def hosted(address: str) -> tuple[str, str] | None:
 
 
 def provider_at(url: str) -> Provider | None:
-    """The provider whose host a URL leads to, over TLS."""
+    """Return the provider at whose host a URL points, over TLS; None for any other URL."""
     try:
         parts = urlsplit(url)
         wanted = (parts.scheme, parts.hostname, parts.port or 443)

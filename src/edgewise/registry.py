@@ -1,8 +1,8 @@
-"""Names that third parties may add: what a name stands for, loaded when it is first needed.
+"""Registries of names that other packages may extend; what a name stands for is loaded when needed.
 
-Each concept has one registry: a table of the built-in names, and an entry point group through which
-a package adds others. If a registry says so, a name may also be code: `module:Class`, or
-`./file.py:Class`.
+Each concept (such as "router") has one `Registry`: a table of the built-in names, and an entry
+point group through which packages add others. If a registry allows it, a name may also be code:
+`module:Class`, or `./file.py:Class`.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)", re.DOTALL)
 
 
 class Registry(Generic[_T]):
-    """Names of one concept and the objects they refer to."""
+    """The names of one concept, such as "router", and the objects they refer to."""
 
     def __init__(
         self,
@@ -37,26 +37,28 @@ class Registry(Generic[_T]):
         wanted: Sequence[str] = (),
         code: bool = False,
     ) -> None:
-        """`built_in` maps names to `module:attribute`, `group` is the entry points' group.
+        """`built_in` maps names to `module:attribute`; `group` is where packages add entry points.
 
-        An added class must have the attributes `wanted`. With `code`, a name may be code.
+        `concept` is what errors call such an object. If there are `wanted` attributes, whatever a
+        package adds must be a class that has them. With `code`, a name may also be `module:Class`
+        or `./file.py:Class`.
         """
         self.concept, self.group = concept, group
         self._built_in, self._wanted, self._code = built_in, wanted, code
 
     def names(self) -> list[str]:
-        """Returns all names, sorted. Raises `UsageError` if two things have one name."""
+        """Return all names, sorted. Raises `UsageError` if two objects have the same name."""
         return sorted({*self._built_in, *self._added()})
 
     def added(self) -> list[str]:
-        """Returns the names that packages add, sorted. Raises as `names`."""
+        """Return the names that packages add, sorted. Raises as `names`."""
         return sorted(self._added())
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and (self._found(name) is not None or self._is_code(name))
 
     def spelled(self, name: str) -> str:
-        """A name that was written in any case, as it is registered; any other as it is."""
+        """Return the registered spelling of a name in any case; any other name unchanged."""
         return self._found(name) or name
 
     def _found(self, name: str) -> str | None:
@@ -68,7 +70,7 @@ class Registry(Generic[_T]):
         return self._code and is_code(name)
 
     def load(self, name: str) -> _T:
-        """Loads the object of that name. Raises `UsageError` for an unknown or broken one."""
+        """Import and return the object of that name. Raises `UsageError` if unknown or broken."""
         name = self.spelled(name)
         if name in self._built_in:
             return cast(_T, attribute(self._built_in[name]))
@@ -89,7 +91,7 @@ class Registry(Generic[_T]):
         return self._checked(name, loaded)
 
     def source(self, name: str) -> str:
-        """A digest of the file that defines an added name; empty for a built-in one."""
+        """Return a SHA-256 digest of the file that defines an added name; "" for a built-in one."""
         if self.spelled(name) in self._built_in:
             return ""
         module = sys.modules[cast(Any, self.load(name)).__module__]
@@ -120,13 +122,13 @@ class Registry(Generic[_T]):
 
 
 def did_you_mean(name: str, known: Sequence[str], hint: str) -> str:
-    """A hint that begins with the known name that is nearly `name`, if there is one."""
+    """Return `hint`, after a suggestion of the `known` name most like `name` if one is close."""
     close = get_close_matches(name.lower(), known, 1)
     return f"did you mean {close[0]!r}? If not: {hint}" if close else hint
 
 
 def attribute(target: str) -> Any:
-    """Imports the object that `module:name` refers to. Raises what importing it raises."""
+    """Import and return the object that `module:name` names. Raises what importing it raises."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 
@@ -137,7 +139,7 @@ def is_code(name: str) -> bool:
 
 
 def code_file(name: str) -> str | None:
-    """The file of `file.py:Class`; None for any other name."""
+    """Return the file of a name of the form `file.py:Class`; None for any other name."""
     match = _FILE.fullmatch(name)
     return match["file"] if match else None
 
@@ -149,7 +151,7 @@ def _from_code(target: str) -> object:
 
 
 def _executed(path: Path) -> ModuleType:
-    """The module that a file makes; run once for as long as it stays as it is."""
+    """Return the module that a Python file makes; an unchanged file is run only once."""
     path = path.expanduser().resolve()
     key = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()
     name = f"edgewise_{path.stem}_{key[:16]}"
@@ -176,7 +178,10 @@ def _reason(error: Exception) -> str:
 
 
 def imported(engine: str, *names: str) -> list[Any]:
-    """The modules that an option needs. Raises `UsageError` without the extra of its name."""
+    """Import and return the modules `names`, which an optional engine needs.
+
+    Raises `UsageError` if one is missing; it names the extra to install, `edgewise[engine]`.
+    """
     try:
         return [import_module(name) for name in names]
     except ImportError as error:

@@ -1,6 +1,6 @@
 """Choosing an id from logits: greedy, or temperature, then top-k, top-p and min-p, then a draw.
 
-The draw at position i depends on the seed and i only, so a rollback needs no random state.
+The draw at position i depends on the seed and on i only, so a rollback needs no random state.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,11 @@ _LIKELY = 64  # ids sorted first: sorting all of a large vocabulary takes half a
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters of both models.
+    """The sampling parameters of an answer, used by both models.
 
-    `temperature` 0 is greedy, and so is any below 1e-5: in float32 it would divide by nothing.
-    `top_k` 0, `top_p` 1 and `min_p` 0 switch those filters off.
+    `temperature` 0 is greedy, and so is any below 1e-5, which float32 cannot divide by. `top_k` 0,
+    `top_p` 1 and `min_p` 0 switch those filters off. Creating one raises `UsageError` for a value
+    out of range.
     """
 
     temperature: float = 0.0
@@ -43,13 +44,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature < _LEAST_TEMPERATURE or self.top_k == 1
 
     def seed_at(self, position: int) -> int:
-        """A 32-bit seed of its own for a position, for engines that draw themselves."""
+        """Return the 32-bit seed of one position, for engines that draw by themselves."""
         return int(np.random.SeedSequence([self.seed, position]).generate_state(1)[0])
 
     def choose(self, step: Step, allowed: NDArray[np.bool_] | None = None) -> int:
-        """The id to write at `step`; above temperature 0 it needs the step's logits.
+        """Return the id to write at `step`.
 
-        With `allowed`, bool[vocabulary], it is one of these, and the logits are needed.
+        `allowed`, bool[vocabulary], restricts the choice to the ids that it marks. The step must
+        still hold its logits where `allowed` is given or the sampling is not greedy.
         """
         if allowed is not None:
             ids = np.flatnonzero(allowed[: step.size])
@@ -60,7 +62,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self._drawn(step.logits, step.position)
 
     def _drawn(self, logits: Floats, position: int) -> int:
-        """The id of a draw; mostly it is one of a few, and only these are sorted then."""
+        """Return the id of a draw; mostly it is one of a few likely ids, and only these are sorted
+        then."""
         draw = np.random.default_rng([self.seed, position]).random()
         weights = np.exp((logits - logits.max()) / np.float32(self.temperature))
         if self.min_p and self.top_p == 1:
@@ -75,9 +78,10 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return int(ids[min(place, len(ids) - 1)])
 
     def _place(self, weights: Floats, total: float, draw: float) -> int:
-        """Index drawn, by `draw` from 0 to 1, among descending weights; their number if beyond.
+        """Return the index of the drawn weight among descending `weights`, or their number if it is
+        beyond.
 
-        All of them, those beyond too, sum to `total`.
+        `draw` is from 0 to 1; `total` is the sum of all weights, including those not passed.
         """
         sums = np.cumsum(weights, dtype=np.float64)
         most = len(weights)
@@ -93,11 +97,14 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CHAT = Sampling(temperature=0.7, min_p=0.05)
-"""Default sampling of a chat; see `Pair.chat_sampling`."""
+"""The default sampling of a chat; see `Pair.chat_sampling`."""
 
 
 def drawn_as(said: Mapping[str, float]) -> Sampling:
-    """Sampling from a model file's settings; `CHAT` if they lack a temperature or are invalid."""
+    """Return the sampling that a model file recommends; `said` holds its parameters by name.
+
+    Returns `CHAT` if `said` has no temperature or is invalid.
+    """
     if "temperature" not in said:
         return CHAT
     try:

@@ -1,4 +1,7 @@
-"""Settings: flag > environment `EDGEWISE_*` > `edgewise.toml` in the working folder > default."""
+"""Settings, the strongest source first: flags, environment `EDGEWISE_*`, file, defaults.
+
+The file is `edgewise.toml` in the working folder.
+"""
 
 import codecs
 import difflib
@@ -16,11 +19,12 @@ from edgewise.errors import UsageError
 
 FILE = "edgewise.toml"
 PREFIX = "EDGEWISE_"
+"""How the environment variable of a setting begins."""
 MAX_FILE = 64 << 10
-"""Largest `edgewise.toml`, bytes."""
+"""Size limit of `edgewise.toml`, in bytes."""
 
 _EITHER = {"threshold": "cloud_share", "cloud_share": "threshold"}
-"""Settings of which a source gives one."""
+"""Settings that exclude each other: a place that gives one drops the other of places below it."""
 
 _WORDS = {
     "edge": ("bundled",),
@@ -32,7 +36,7 @@ _WORDS = {
 """Words that stand for no path or name; they may be written in any case."""
 
 _AS_UNSET = {"temperature": 0.0, "verify": "off"}
-"""Values that mean, to commands that do not draw or verify, what no value means."""
+"""Values that mean the same as no value to commands that do not draw or verify."""
 
 _OF_SERVE = "api_key"  # an option of `serve`, not a setting; it may be in the environment too
 _TYPO = 0.8  # least similarity of an unknown variable to a setting's name to count as a misspelling
@@ -42,12 +46,15 @@ FLAGS, ENVIRONMENT = "the flags", "the environment"
 
 
 def _about(group: str, description: str, metavar: str, *, rare: bool = False) -> Meta:
-    """A `rare` setting is shown by `--help-all` alone."""
+    """Describe a setting for the command line; a `rare` one is shown by `--help-all` alone."""
     return Meta(description=description, extra={"group": group, "metavar": metavar, "rare": rare})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What may stand in `edgewise.toml`; its group says which commands take a field."""
+    """All settings, as they may stand in `edgewise.toml`.
+
+    The `group` of a field decides which commands accept it.
+    """
 
     edge: Annotated[
         str, _about("models", "A GGUF, owner/repo, smollm2, ollama:NAME or a URL.", "MODEL")
@@ -192,7 +199,7 @@ FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
 
 def names_in(*groups: str) -> tuple[str, ...]:
-    """The settings of these groups, in the order of the groups and of their fields."""
+    """Return the names of the settings in these groups, group by group."""
     by_group: dict[str, list[str]] = {}
     for name, field in FIELDS.items():
         meta: Meta = get_args(field.type)[1]
@@ -207,11 +214,12 @@ def load(
     environment: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> tuple[Settings, dict[str, str]]:
-    """Merge the three sources. Flags that are None or an empty list, or empty variables, are unset.
+    """Merge the settings from flags, environment and file; return them, and the source of each.
 
-    Returns the settings and, by name, the source of each that is set. A source that gives a
-    threshold drops the cloud share of the sources below it, and the other way round. Raises
-    `UsageError`.
+    The second value maps the name of each setting that is set to its source. Flags that are None or
+    an empty list, and empty variables, count as unset. A source that gives a threshold drops the
+    cloud share of weaker sources, and the other way round. `environment` defaults to that of the
+    process, `folder` (where `edgewise.toml` is) to the working folder. Raises `UsageError`.
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
@@ -230,24 +238,27 @@ def load(
 
 
 def settings_of(values: Mapping[str, object]) -> Settings:
-    """Settings given in Python: neither file nor environment is read. Raises `UsageError`."""
+    """Return settings from Python values by name; neither file nor environment is read.
+
+    Raises `UsageError` for an unknown name or an invalid value.
+    """
     for name in values:
         require_known(name, f"There is no setting {name!r}")
     return _checked(values, "the arguments")
 
 
 def spelled(name: str) -> str:
-    """A setting's name as the file and the flags spell it."""
+    """Return a setting's name as files and flags spell it, with hyphens."""
     return name.replace("_", "-")
 
 
 def variable(name: str) -> str:
-    """The environment's name for a setting."""
+    """Return the name of the environment variable of a setting."""
     return PREFIX + name.upper()
 
 
 def require_default(chosen: Settings, names: Collection[str], why: str) -> None:
-    """Raises `UsageError` for a setting among `names` that is set, and says `why` it may not be."""
+    """Raise `UsageError` if a setting among `names` is not its default; `why` ends the message."""
     for name in names:
         if getattr(chosen, name) != getattr(_DEFAULTS, name):
             raise UsageError(f"{spelled(name)} {why}", hint="leave it out", setting=name)
@@ -256,7 +267,11 @@ def require_default(chosen: Settings, names: Collection[str], why: str) -> None:
 def require_honoured(
     chosen: Settings, places: Mapping[str, str], refused: Collection[str], reader: str
 ) -> None:
-    """Raises `UsageError` if one of the `refused` is not a default; `places` as of `load`."""
+    """Raise `UsageError` if any of the `refused` settings is set, since `reader` ignores them.
+
+    `reader` is the command that the message names; `places` says where each setting came from, as
+    `load` returns it.
+    """
     unread = [
         f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"
         for name, where in places.items()
@@ -270,7 +285,11 @@ def require_honoured(
 
 
 def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FILE) -> bytes:
-    """A file of settings, `called` so in errors; `own`: this user's. Raises `UsageError`."""
+    """Return the contents of a settings file, without a byte order mark; UTF-16 becomes UTF-8.
+
+    `called` is the file's name in errors. Raises `UsageError` if it cannot be read or is longer
+    than `most` bytes, and with `own` if it belongs to another user (root excepted).
+    """
     try:
         if path.exists() and not path.is_file():  # a pipe would be read for ever
             raise UsageError(f"{called} is not a file.")
@@ -292,7 +311,10 @@ def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FI
 
 
 def unmarked(content: bytes) -> bytes:
-    """A person's file without the byte order mark of Notepad or PowerShell; UTF-16 as UTF-8."""
+    """Return a text file's bytes without the byte order mark that Notepad or PowerShell writes.
+
+    UTF-16 becomes UTF-8.
+    """
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         with suppress(UnicodeDecodeError):
             return content.decode("utf-16").encode()
@@ -300,7 +322,7 @@ def unmarked(content: bytes) -> bytes:
 
 
 def _from_file(path: Path) -> dict[str, object]:
-    """The settings in a folder's file; it need not be there. Raises `UsageError`."""
+    """Return the settings in a TOML file; none if it does not exist. Raises `UsageError`."""
     if not path.is_file():
         return {}
     try:
@@ -327,7 +349,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 def require_known(name: str, problem: str, written: Callable[[str], str] = str) -> None:
-    """Raises `UsageError`: the `problem`, and which setting it may be, as it is `written`."""
+    """Raise `UsageError` unless `name` is a setting: the `problem`, and which name may be meant.
+
+    `written` spells the names in the message.
+    """
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, 1)
         known = ", ".join(map(written, NAMES))
@@ -336,7 +361,10 @@ def require_known(name: str, problem: str, written: Callable[[str], str] = str) 
 
 
 def fraction(text: str, called: str = "The share", setting: str | None = None) -> float:
-    """The number that a share is written as: 0.05, or 5%. Raises `UsageError`."""
+    """Return the number that a share stands for: 0.05 for "0.05" or "5%". Raises `UsageError`.
+
+    `called` is what the error calls it, `setting` the setting that the error names.
+    """
     part = text.strip().removesuffix("%")
     try:
         return float(part) / (100 if part != text.strip() else 1)

@@ -1,4 +1,4 @@
-"""The daily budget: what all processes of a user spent, by day and currency, in a file."""
+"""The daily budget: a file of what all processes of a user have spent, by day and currency."""
 
 import logging
 import os
@@ -21,21 +21,21 @@ _SET = "INSERT OR REPLACE INTO spent VALUES (?, ?, ?)"
 _GET = "SELECT amount FROM spent WHERE day = ? AND currency = ?"
 
 _LOCK = threading.Lock()
-"""Of all files: none is made, and closed, while another thread has SQLite's locks on it."""
+"""Guards all files: none may be created or closed while another thread has SQLite's locks on it."""
 
 _SECONDS = 10.0
-"""Timeout of waiting for other processes."""
+"""How long to wait for other processes."""
 
 _log = logging.getLogger(__name__)
 
 
 def today() -> str:
-    """The day it is, by UTC: it does not move with the device."""
+    """Return the date in UTC, as YYYY-MM-DD, so that it does not depend on the time zone."""
     return time.strftime("%Y-%m-%d", time.gmtime())
 
 
 class DailyTotal:
-    """Sums by day and currency; any thread and any process may add."""
+    """Sums by day and currency, in a file at `path`; any thread and any process may add to them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class DailyTotal:
         self._inode: tuple[int, int] | None = None
 
     def require_usable(self) -> None:
-        """Raises `UsageError` where nothing can be read or added."""
+        """Raise `UsageError` if the file cannot be read or written."""
         try:
             self._add(today(), "", Decimal(0), None)
         except (sqlite3.Error, OSError, InvalidOperation) as error:
@@ -56,9 +56,9 @@ class DailyTotal:
             ) from error
 
     def add(self, day: str, currency: str, cost: Decimal, most: Decimal | None = None) -> bool:
-        """Add to a day's sum, unless that makes it more than `most`; False for nothing added.
+        """Add `cost` to a day's sum, unless that would exceed `most`; return whether it was added.
 
-        Nor is anything where the file cannot be used, which is logged, once.
+        If the file cannot be used nothing is added, and this is logged once.
         """
         try:
             return self._add(day, currency, cost, most)
@@ -89,10 +89,10 @@ class DailyTotal:
                     db.rollback()
 
     def _connected(self) -> sqlite3.Connection:
-        """The one connection, or another where the file is another one.
+        """Return the open connection, or a new one if the file was replaced.
 
         By POSIX a process that closes a file loses all its locks on it, those of other threads too.
-        So a file that is there is never opened but by SQLite.
+        So an existing file is only ever opened by SQLite.
         """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):

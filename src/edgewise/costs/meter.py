@@ -1,7 +1,8 @@
-"""Costs of answers, costs of the cloud alone, and whether another consult may be sent.
+"""Costs of answers, costs of the cloud model alone, and whether another request may be sent.
 
-Finished consults count as the provider metered them; consults in flight count at their maximum. The
-loop calls `admits` before a consult, `sent` after it, `cost` for events, `close` at the end.
+Finished requests count as the provider's usage report bills them, requests in flight at the most
+that they may cost. The loop calls `admits` before a request, `sent` after it, `cost` for events,
+`close` at the end.
 """
 
 import threading
@@ -26,14 +27,17 @@ from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import AnswerCost
 
 UNLIMITED = 1 << 30
-"""Requests of a consult that no limit bounds."""
+"""How many HTTP requests a consult (a request to the cloud model) may take without a limit."""
 
 REMEMBERED = 64
-"""Answers whose ids a provider's cache may hold."""
+"""How many answers' ids are remembered, since the provider's cache may hold them."""
 
 
 class Limits(NamedTuple):
-    """Limits on costs: no more than the cloud alone; `answer` per answer, `day` per day."""
+    """Limits on costs, in money. `alone`: an answer costs no more than if the cloud alone wrote it.
+
+    `answer` is the limit of one answer, `day` that of one day; None sets no limit.
+    """
 
     alone: bool = True
     answer: Decimal | None = None
@@ -48,7 +52,7 @@ class CostReport(NamedTuple):
     answers: int = 1
 
     def shown(self, price: Price) -> AnswerCost:
-        """The form shown in events and replies."""
+        """Return the form shown in events and replies."""
         paid = price.of(self.billed)
         return AnswerCost(
             paid=float(paid),
@@ -63,14 +67,14 @@ class CostReport(NamedTuple):
 
 
 class Billing:
-    """Price, limits and sums of the answers of a pair or a server; thread-safe."""
+    """Price, limits and summed costs of the answers of a pair or a server; thread-safe."""
 
     def __init__(
         self, price: Price, *, limits: Limits | None = None, daily: DailyTotal | None = None
     ) -> None:
-        """By default an answer costs no more than the cloud alone.
+        """By default an answer costs no more than the cloud alone; `daily` enforces `limits.day`.
 
-        Raises `UsageError` for a limit of a day whose `daily` file cannot be used.
+        Raises `UsageError` if there is a limit for the day and its file cannot be used.
         """
         self.price, self.limits, self.daily = price, limits or Limits(), daily
         if self.limits.day is not None and daily is not None:
@@ -80,11 +84,11 @@ class Billing:
         self.forget()
 
     def savings(self) -> AnswerCost:
-        """Costs of all answers so far."""
+        """Return the costs of all answers so far, and what they saved over the cloud alone."""
         return self.sums.shown(self.price)
 
     def add(self, report: CostReport) -> None:
-        """An answer is over."""
+        """Add the costs of an answer that is over to the sums."""
         with self._lock:
             billed, alone, answers = self.sums
             self.sums = CostReport(
@@ -92,12 +96,12 @@ class Billing:
             )
 
     def remember(self, ids: Sequence[int]) -> None:
-        """Keep what a provider was sent, all of an answer's."""
+        """Remember the token ids that a provider was sent in an answer."""
         with self._lock:
             self._sent.append(np.asarray(ids, np.int32))
 
     def sent_before(self, ids: Sequence[int]) -> int:
-        """How many of the first `ids` an earlier answer's consults have sent."""
+        """Return how many ids at the start of `ids` an earlier answer sent, so may be cached."""
         wanted, most = np.asarray(ids, np.int32), 0
         with self._lock:
             earlier = list(self._sent)
@@ -108,20 +112,20 @@ class Billing:
         return most
 
     def forget(self) -> None:
-        """Begin new sums; limits are not touched."""
+        """Start new sums; limits and the day's total stay."""
         with self._lock:
             self.sums = CostReport(answers=0)
 
 
 VERDICT = 32
-"""Tokens of most verdicts on passages."""
+"""The output tokens of most verdicts on passages."""
 
 
 class CloudTokens:
-    """Estimates token counts in the cloud's vocabulary.
+    """Counts tokens of an answer in the cloud's vocabulary, or estimates them.
 
-    Exact where the vocabulary is `shared`; else by the cloud's tokenizer if it is available, else
-    by the ratio of billed to local tokens.
+    The counts are exact where the vocabulary is `shared`; else they are by the cloud's tokenizer if
+    available, else by the ratio of billed to local tokens.
     """
 
     def __init__(self, prompt: Sequence[int], edge: Tokenizer, cloud: CloudModel | None) -> None:
@@ -137,7 +141,7 @@ class CloudTokens:
 
     @property
     def question(self) -> int:
-        """Tokens of what a reader of passages is asked beside the text."""
+        """Tokens of the instructions that a cloud which reads passages gets beside the text."""
         return round(self.asks * self._ratio)
 
     @cached_property
@@ -146,11 +150,14 @@ class CloudTokens:
         return self._count(self._prompt)
 
     def written(self, ids: Sequence[int]) -> int:
-        """Tokens of the answer; `ids` begin with the prompt."""
+        """Return the number of the answer's tokens; `ids` begin with the prompt."""
         return self._count(ids[self._start :])
 
     def measured(self, tokens: int, written: int, position: int) -> None:
-        """The meter counted `tokens` for `position` local ids; `written` of them are the answer."""
+        """Correct the estimate: `tokens` prompt tokens were billed for `position` local ids.
+
+        `written` of these tokens are the answer's.
+        """
         if not self.shared:
             self._ratio = tokens / max(1, position + self.asks)
             self.prompt = max(0, tokens - written - self.question)
@@ -163,10 +170,10 @@ class CloudTokens:
 
 
 class _Call(NamedTuple):
-    """A consult after `position` ids, of which the answer is `written` tokens.
+    """A request to the cloud after `position` ids, `written` tokens of which are the answer's.
 
-    It has `tokens` prompt tokens, takes at most so many `requests` for so many tokens `each`, and
-    is `likely` billed so much. `before` of the ids were sent before it.
+    It has `tokens` prompt tokens, takes at most `requests` HTTP requests for `each` tokens each,
+    and is probably billed `likely`. `before` of the ids were sent before.
     """
 
     position: int
@@ -180,17 +187,18 @@ class _Call(NamedTuple):
     before: int = 0
 
     def dearest(self, left: int = UNLIMITED) -> BilledTokens:
-        """Most that it is billed, if no more requests than those that `left` do."""
+        """Return the most that it may be billed if only `left` HTTP requests were sent."""
         return sum(map(self.request, range(min(self.requests, left))), NOTHING)
 
     def request(self, number: int) -> BilledTokens:
-        """Most that one is billed: it sends again what those before it wrote."""
+        """Return the most that HTTP request `number` is billed: it sends again what earlier ones
+        wrote."""
         more = self.each * number
         return BilledTokens(input=self.tokens + more, output=self.each, estimated=True)
 
     @property
     def completion(self) -> Completion | None:
-        """The answer, or the meter of one of which nothing could be used."""
+        """The completion; of one that could not be used, what it was billed; else None."""
         error = self.future.exception()
         return self.future.result() if error is None else getattr(error, "meter", None)
 
@@ -203,7 +211,7 @@ class _Call(NamedTuple):
 
 
 class AnswerCosts:
-    """Meter of one answer, owned by its thread; `limited` if it may refuse a consult."""
+    """The costs of one answer, owned by its thread; `limited` if it may refuse a request."""
 
     def __init__(
         self,
@@ -214,9 +222,10 @@ class AnswerCosts:
         whole: bool,
         cloud_alone: bool = False,
     ) -> None:
-        """`requests` is `CloudModel.requests`; `whole`: only the answer's length cuts completions.
+        """`requests` is `CloudModel.requests`; `tokens` counts in the cloud's vocabulary.
 
-        With `cloud_alone` the answer is not held to what that costs.
+        `whole`: only the length of the answer cuts completions short. With `cloud_alone` the cloud
+        writes everything, so its cost alone is no limit.
         """
         self._billing, self._price, self._limits = billing, billing.price, billing.limits
         if cloud_alone:
@@ -235,13 +244,13 @@ class AnswerCosts:
         self._sent: tuple[list[int], int] = [], 0  # by the last consult, and what it asked for
 
     def without_edge(self) -> None:
-        """The cloud writes all from here on: what it alone would cost is no limit."""
+        """Lift the limit of what the cloud alone would cost, since it writes all from here on."""
         self._limits = self._limits._replace(alone=False)
 
     def admits(self, ids: Sequence[int], n: int, verify: int = 0) -> int:
-        """Requests that a consult for `n` tokens after `ids` may take; 0 refuses it.
+        """Return how many HTTP requests may be sent to ask for `n` tokens after `ids`; 0 refuses.
 
-        The last `verify` of them are drafts, and may never be written.
+        The last `verify` of `ids` are draft tokens, and may never be written.
         """
         self._settle()
         spent = self._price.of(self._billed())
@@ -263,7 +272,10 @@ class AnswerCosts:
         return requests * next(fitting, 0)
 
     def sent(self, ids: Sequence[int], n: int, sent: Outgoing, future: Future[Completion]) -> None:
-        """A consult is on its way; its outcome is read from `sent` and `future`."""
+        """Record that a consult for `n` tokens after `ids` is on its way.
+
+        Its outcome is read from `sent` and `future`.
+        """
         before = self._reached(ids) or self._billing.sent_before(ids)
         call = self._call(ids, n, sent, future)._replace(before=min(before, len(ids)))
         self._sent = [*ids], n
@@ -271,17 +283,17 @@ class AnswerCosts:
         self._first = self._first or call
 
     def report(self, ids: Sequence[int]) -> CostReport:
-        """Cost of the answer `ids` (with prompt); consults in flight count at their maximum."""
+        """Return the cost of the answer `ids` (with prompt); requests in flight count in full."""
         self._settle()
         billed = self._billed() + BilledTokens(estimated=not self._tokens.exact)
         return CostReport(billed, self._alone(self._tokens.written(ids)))
 
     def cost(self, ids: Sequence[int]) -> AnswerCost:
-        """`report` in the form shown in events."""
+        """Return the cost of the answer so far in the form shown in events."""
         return self.report(ids).shown(self._price)
 
     def close(self, ids: Sequence[int]) -> None:
-        """The answer is over: `ids` is all of it. What was booked and not spent is given back."""
+        """End the answer `ids`: add up its costs, and give back what was booked but not spent."""
         report = self.report(ids)
         self._billing.add(report)
         if reached := self._reached(ids):
@@ -291,7 +303,7 @@ class AnswerCosts:
             self._billing.daily.add(self._day, self._price.currency, left)
 
     def _fits(self, most: Decimal) -> bool:
-        """Whether the answer may cost `most`; that much is booked for the day."""
+        """Whether the answer may cost `most`; if so, that much is booked for the day."""
         limits, daily = self._limits, self._billing.daily
         if limits.answer is not None and most > limits.answer:
             return False
@@ -304,7 +316,8 @@ class AnswerCosts:
         return True
 
     def _reached(self, ids: Sequence[int]) -> int:
-        """How many of `ids` this answer's consults have sent, or asked for; not dropped drafts."""
+        """Return how many of `ids` this answer's requests have sent or asked for; not dropped
+        drafts."""
         sent, asked = self._sent
         held = len(sent) if sent == list(ids[: len(sent)]) else common_prefix(sent, ids)
         return held + asked if held == len(sent) else held
@@ -335,13 +348,14 @@ class AnswerCosts:
         return sum((one.dearest() + self._repeated(one) for one in open), self._over)
 
     def _repeated(self, call: _Call) -> BilledTokens:
-        """Most that repeated requests are billed: the meter of a completion counts none."""
+        """Return the most that repeated HTTP requests are billed, which no usage report counts."""
         # With a shared vocabulary a consult is one request.
         repeats = call.sent.requests - 1 if self._tokens.shared else call.sent.repeats
         return sum([call.request(call.requests - 1)] * repeats, NOTHING)
 
     def _settle(self) -> None:
-        """Count what is over. What was cancelled stays open: nobody knows what it is billed."""
+        """Count the requests that are over. Cancelled ones stay open: nobody knows what they are
+        billed."""
         calls, self._open = self._open, []
         for call in calls:
             if call.future.cancelled() or not call.future.done():
@@ -362,7 +376,8 @@ class AnswerCosts:
                 self._first = None
 
     def _metered(self, completion: Completion, call: _Call) -> BilledTokens:
-        """Tokens billed, by the provider's meter; without one, as counted here and not cached."""
+        """Return the tokens billed, by the usage report; without one, as counted here and not
+        cached."""
         prompt, cached = completion.prompt, completion.cached
         if prompt is None and cached is not None and completion.computed is not None:
             prompt = cached + completion.computed
@@ -387,7 +402,7 @@ class AnswerCosts:
         )
 
     def _learn(self, billed: BilledTokens, call: _Call) -> None:
-        """Predicts from this consult how much the next one will find cached."""
+        """Predict from this request how much the next one will find cached."""
         requests = self._requests_of(call, billed.input + billed.cached)
         tokens, cached = (billed.input + billed.cached) // requests, billed.cached // requests
         self._tokens.measured(tokens, call.written, call.position)
@@ -398,7 +413,8 @@ class AnswerCosts:
         self._last, self._cached = tokens, 0 if missed else cached
 
     def _requests_of(self, call: _Call, prompts: int) -> int:
-        """Requests that its meter counts; in this process as many as `prompts` are for."""
+        """Return the HTTP requests that its usage report counts; `prompts` are the prompt tokens of
+        all."""
         if self._tokens.shared:
             return 1
         counted = call.sent.requests - call.sent.repeats

@@ -1,4 +1,4 @@
-"""A provider's price list. Money is counted in decimals, exactly, to six places at most."""
+"""A provider's price list. Money is counted in decimals, exactly, with at most six places."""
 
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -12,16 +12,17 @@ from edgewise.errors import UsageError
 from edgewise.settings import file_bytes
 
 MAX_PRICE = 1_000_000
-"""Dearest price, money per million tokens."""
+"""The highest price, in money per million tokens."""
 
 _PLACES = 6
 _MILLIONTH = Decimal("0.000001")
 
 
 class BilledTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens as a provider bills them: prompt, cached prompt, output.
+    """Token counts as a provider bills them: `input` (uncached prompt), `cached` prompt, `output`.
 
-    `estimated`: its meter did not say all of it; what it left out counts at the dearest.
+    `estimated`: the provider's usage report was incomplete; what it left out counts at the most it
+    may be.
     """
 
     input: int = 0
@@ -39,13 +40,14 @@ class BilledTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING = BilledTokens()
+"""No tokens at all."""
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Money per million tokens: prompt, cached prompt, output. Raises `UsageError`.
+    """Prices in money per million tokens: uncached prompt, cached prompt, output.
 
-    `cached_from`: the provider caches a prompt that it was just sent, from so many tokens on; at
-    least a block of its cache.
+    `cached_from`: the provider caches a prompt that it was just sent if it has at least so many
+    tokens, one block of its cache or more. Creating one raises `UsageError` for an invalid price.
     """
 
     input: Decimal
@@ -70,7 +72,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise _wrong("The currency has characters that cannot be shown")
 
     def of(self, billed: BilledTokens) -> Decimal:
-        """Price of billed tokens."""
+        """Return the price of billed tokens."""
         tokens = (
             billed.input * self.input + billed.cached * self.cached + billed.output * self.output
         )
@@ -78,7 +80,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def price_of(given: str) -> Price:
-    """The price that the settings name: IN,CACHED,OUT, or a TOML file. Raises `UsageError`."""
+    """Return the price that a setting gives: IN,CACHED,OUT, or a TOML file. Raises `UsageError`."""
     parts = given.split(",")
     try:
         numbers = [Decimal(part.strip()) for part in parts]

@@ -1,8 +1,8 @@
-"""The clouds of an answer, nearest first: where one is unsure, was wrong, or fails, ask the next.
+"""The clouds of an answer, nearest first; the next is asked where one is unsure, wrong, or fails.
 
-All of it is decided where an outcome is taken, in the answer's own order, never for drafts: so
-which clouds are asked does not depend on the link. Each has a threshold, a share of the output
-tokens, a circuit breaker and a record of what it was sent.
+The choice is made where an outcome is taken, in the answer's own order, never for drafts: so which
+clouds are asked does not depend on the link. Each has a threshold, a share of the output tokens, a
+circuit breaker and a record of what it was sent.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ from edgewise.loop.one_cloud import CloudConsults, Flight, Refusal
 
 
 class Clouds:
-    """All consults of an answer. To the loop a token's are one, of whichever clouds they are.
+    """All requests of an answer to its clouds. To the decoding loop they act as one cloud.
 
-    Drafts send consults to the nearest only; nothing is prefetched to the others.
+    Drafts send requests to the nearest cloud only, and only that cloud is prefetched to.
     """
 
     def __init__(self, clouds: Sequence[CloudConsults], *, cap: int | None) -> None:
-        """`cap` limits the tokens asked of all of them together."""
+        """`clouds` are nearest first; `cap` limits the tokens asked of all of them together."""
         nearest = clouds[0]
         self._clouds, self._cap = clouds, cap
         self.counts = [one.counts for one in clouds]
@@ -39,23 +39,23 @@ class Clouds:
         self.passages = nearest.tier.cloud.reads_passages
 
     def ignore_breakers(self) -> None:
-        """From here on nobody but a cloud can write: no consult is refused for earlier failures."""
+        """Let no open circuit breaker refuse a request from here on: only a cloud can write now."""
         for cloud in self._clouds:
             cloud.ignores_breaker = True
 
     @property
     def requested(self) -> int:
-        """Tokens that the last consult asked for."""
+        """How many tokens the last request asked for."""
         return self._over[-1][1].ask
 
     @property
     def wasted(self) -> int:
-        """Tokens that were asked for and not used, also those of a cloud that was overruled."""
+        """Tokens that were asked for and not used, also those of a cloud that another overruled."""
         return sum(cloud.counts.unused for cloud in self._clouds)
 
     @property
     def waited(self) -> float:
-        """Seconds spent on completions."""
+        """Seconds spent on waiting for completions."""
         return sum(cloud.waited for cloud in self._clouds)
 
     @property
@@ -64,10 +64,10 @@ class Clouds:
         return (self._best[0] if self._best else self._clouds[0]).counts
 
     def ask(self, n: int, token: int | None) -> int | Refusal:
-        """Ask the nearest cloud that can be asked for `n` tokens; the edge would write `token`.
+        """Ask the nearest cloud that can be asked for `n` tokens.
 
-        None: there is no edge, and no word boundary is waited for. Returns how many were requested,
-        or why none were.
+        `token` is what the edge would write here; None without an edge, where no word boundary is
+        waited for. Returns how many tokens were requested, or why none were.
         """
         self._n, self._token, self._best = n, token, None
         self._over.clear()
@@ -75,7 +75,10 @@ class Clouds:
         return refused if self._flying is None else self._flying[1].ask
 
     def outcome(self, flight: Flight, index: int) -> tuple[Completion | CloudError, Consult]:
-        """Wait for a verification by the nearest cloud, of a block that begins at token `index`."""
+        """Wait for the nearest cloud's verification of a block that begins at token `index`.
+
+        Returns the verdicts, or the error, and the event that reports the request.
+        """
         nearest = self._clouds[0]
         nearest.counts.wanted += 1
         outcome, refused = nearest.outcome(flight), None
@@ -89,7 +92,10 @@ class Clouds:
         return outcome, event
 
     def due(self) -> bool:
-        """`CloudConsults.due`; if the outcome calls for the next cloud, asks that."""
+        """Whether the outcome is there, or will be before another draft token would pay.
+
+        If an outcome calls for the next cloud, that cloud is asked.
+        """
         while self._flying is not None:
             if not self._flying[0].due(self._flying[1]):
                 return False
@@ -97,7 +103,7 @@ class Clouds:
         return True
 
     def completion(self) -> Completion:
-        """The words that stand. Raises the last `CloudError` where no cloud answered."""
+        """Return the completion to be written; raise the last `CloudError` if no cloud answered."""
         while self._flying is not None:
             self._collect_outcome()
         if self._best is not None:
@@ -109,9 +115,10 @@ class Clouds:
     def events_for(
         self, index: int, *, refused: CloudError | None = None, changed: bool = False
     ) -> list[Consult]:
-        """Count all consults for token `index`, and tell of them.
+        """Count all requests for token `index`, and return the events that report them.
 
-        The words that were to be taken may be `refused`; `changed`: the first is not the edge's.
+        `refused` says why the chosen completion cannot be used; `changed`: it differs from the
+        edge's token.
         """
         if self._best is not None:
             # Only the nearest's consults are drafted beyond, whoever overrules it.
@@ -123,7 +130,7 @@ class Clouds:
         ]
 
     def _collect_outcome(self) -> None:
-        """The outcome of what flies; then the next cloud, where it is wanted."""
+        """Take the outcome of the request in flight; then ask the next cloud, if it is wanted."""
         assert self._flying is not None
         (cloud, flight), self._flying = self._flying, None
         outcome = cloud.outcome(flight)
@@ -135,7 +142,7 @@ class Clouds:
             self._ask_from(self._clouds.index(cloud) + 1, score)
 
     def _confirms(self, completion: Completion) -> bool:
-        """Whether a farther cloud agrees with the words so far; else it overrules them."""
+        """Whether a farther cloud agrees with the completion so far; else it overrules that."""
         if self._best is None:
             return False
         nearer, before = self._best
@@ -144,7 +151,7 @@ class Clouds:
         return agrees
 
     def _ask_from(self, place: int, score: float) -> Refusal:
-        """The first that can be asked, from `place` on; the first refusal where none can."""
+        """Ask the first cloud from `place` on that can be asked; return the first refusal."""
         refused: Refusal | None = None
         n = self._n
         if self._cap is not None:
@@ -168,7 +175,7 @@ class Clouds:
 
 
 def _is_verdict(outcome: Completion, verify: int) -> bool:
-    """Whether it says of each of so many tokens whether it stands, and what is in its place."""
+    """Whether the outcome judges each of `verify` tokens, and replaces what it rejects."""
     if outcome.stand is None:
         return len(outcome.verified) == verify
     return 0 <= outcome.stand <= verify and bool(outcome.ids) == (outcome.stand < verify)

@@ -1,6 +1,6 @@
-"""The counts of an answer: its tokens and its consults are counted here, and nowhere else.
+"""The counts of an answer: its tokens and its requests to clouds are counted here, nowhere else.
 
-What its clouds brought, or were asked for in vain, they wrote or it is wasted.
+What the clouds returned, or were asked for in vain, was either written by them or is wasted.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,11 @@ from edgewise.loop.state import Rules
 class CloudCounts:
     """What one cloud was asked in an answer, and what came of it.
 
-    `wanted`, `calls`, `failed` and `wrote` are those of `TierUsage`. `dropped` consults are those
-    whose outcome the answer did not wait for. It `brought` so many tokens, or was asked for them in
-    vain; `unused` of them are of dropped or overruled consults. `cached` and `computed` are prompt
-    tokens by its meter, None once that left one out, `written` tokens of its own vocabulary.
+    `wanted`, `calls`, `failed` and `wrote` are those of `TierUsage`. `dropped` counts requests
+    whose outcome the answer did not wait for. `brought` counts tokens that the cloud returned or
+    was asked for in vain, `unused` those of them from dropped or overruled requests. `cached` and
+    `computed` count prompt tokens by its usage reports, None once a report left one out; `written`
+    counts the tokens it wrote, in its own vocabulary.
     """
 
     def __init__(self, sent: SentAnswer) -> None:
@@ -32,9 +33,10 @@ class CloudCounts:
     def over(
         self, outcome: Completion | CloudError, asked: int, *, failed: bool, overruled: bool
     ) -> None:
-        """A consult for `asked` tokens is over. What the answer takes of it counts when taken.
+        """Count a finished request for `asked` tokens; the tokens written of it are counted apart.
 
-        It may have `failed` though a completion came: where nothing of that is allowed.
+        The request may have `failed` though a completion came, if nothing of that is allowed.
+        `overruled`: another cloud's completion was taken instead.
         """
         self.calls += 1
         self.failed += failed
@@ -53,14 +55,14 @@ class CloudCounts:
         self.unused += lost if overruled else 0
 
     def drop(self, asked: int) -> None:
-        """A consult for `asked` tokens is not waited for."""
+        """Count a request for `asked` tokens for which nobody waits any more."""
         self.dropped += 1
         self.brought += asked
         self.unused += asked
 
 
 class AnswerCounts:
-    """The tokens of an answer, and the counts of its clouds.
+    """The counts of an answer: its tokens, and what its clouds were asked.
 
     `repeats` and `escalated` are those of `Usage`.
     """
@@ -68,14 +70,14 @@ class AnswerCounts:
     def __init__(
         self, rules: Rules, cached: int, clouds: Sequence[CloudCounts], *, several: bool
     ) -> None:
-        """The edge had computed `cached` ids before. `clouds` are told apart where `several`."""
+        """`cached` prompt ids were in the edge's KV cache; `several`: `Usage` lists each cloud."""
         self._rules, self._cached, self._clouds, self._several = rules, cached, clouds, several
         self._tokens = self._verified = self._corrections = 0
         self._lowest: tuple[float, int] | None = None
         self._anew = self.repeats = self.escalated = False
 
     def wrote(self, token: Token) -> None:
-        """The answer's next token. All of a sentence that the cloud wrote anew is a correction."""
+        """Count the answer's next token. All of a sentence written anew counts as a correction."""
         self._tokens += 1
         if token.reason == "verified":
             self._verified += 1
@@ -86,7 +88,7 @@ class AnswerCounts:
         self._corrections += self._anew or token.draft not in (None, token.id)
 
     def usage(self) -> Usage:
-        """All that was counted."""
+        """Return all counts as a `Usage`."""
         clouds, (lowest, at) = self._clouds, self._lowest or (None, None)
         wrote = sum(one.wrote for one in clouds)
         wasted = sum(one.brought for one in clouds) - wrote

@@ -1,4 +1,4 @@
-"""An edge model, a router, a policy and perhaps a cloud model, ready to answer."""
+"""The decoder: an edge model, a router, a policy and perhaps cloud models, ready to answer."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -29,7 +29,7 @@ from edgewise.sampling import Sampling
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer, collected from its events; `tool_calls` are no part of its text."""
+    """A whole answer, collected from its events. `tool_calls` are not part of `text`."""
 
     text: str
     finish_reason: FinishReason
@@ -40,7 +40,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decoder:
-    """The parts of an answer; any number of answers, one after the other or in threads."""
+    """Answers prompts with an edge model, a router, a policy and perhaps cloud models.
+
+    One decoder gives any number of answers, one after the other or in several threads.
+    """
 
     def __init__(
         self,
@@ -55,10 +58,10 @@ class Decoder:
         billing: Billing | None = None,
         escalation: Escalation | None = None,
     ) -> None:
-        """`tiers` are the clouds, nearest first; a `cloud`, with its `breaker`, is before them.
+        """`tiers` are the clouds, nearest first; a `cloud`, with its `breaker`, goes before them.
 
-        `record` keeps what answers send; `billing` counts and limits what the last cloud's tokens
-        cost. `escalation` chooses the answers that a cloud which reads passages writes whole.
+        `record` keeps what answers send; `billing` counts and limits the cost of the last cloud's
+        tokens. `escalation` chooses answers that a cloud which reads passages writes whole.
         """
         self.escalation = escalation
         self.edge, self.router, self.policy = edge, router, policy
@@ -82,14 +85,14 @@ class Decoder:
         policy: Policy | None = None,
         at_end: Callable[[Budget], None] = lambda left: None,
     ) -> Generation:
-        """Answer `prompt` event by event; the `Generation` is an iterator.
+        """Return a `Generation`, an iterator over the events of the answer to `prompt`.
 
-        `prompt` are ids, or a `Prompt` with the messages they were made from; one that is local
-        only is answered by the edge alone. Without `max_tokens` the answer goes on until the
-        context is full. `budget` is what an earlier answer of the conversation left. `pending` adds
-        `Pending` and `RolledBack` events, `candidates` the edge's candidates to every `Token`. A
-        `grammar` of the edge's vocabulary constrains the answer. `policy` is for this answer;
-        `at_end` is called once, with the budget it leaves.
+        `prompt` are token ids, or a `Prompt` with the messages they were made from; one marked
+        local is answered by the edge alone. Without `max_tokens` the answer may fill the context.
+        `budget` is what the conversation's last answer left. `pending` adds `Pending` and
+        `RolledBack` events, `candidates` the edge's candidates to every `Token`. A `grammar` of the
+        edge's vocabulary constrains the answer. `policy` replaces the decoder's for this answer;
+        `at_end` is called once, with the budget that is left.
 
         Raises `UsageError` for bad input and `ContextOverflow` for a prompt that does not fit.
         """
@@ -129,9 +132,9 @@ class Decoder:
         return self._generation(prompt, rules, tiers, budget or Budget(), at_end)
 
     def _can_verify(self, nearest: Tier, policy: Policy) -> bool:
-        """Whether it can within what was promised: by a share of its own, and by limits on costs.
+        """Whether the nearest cloud can verify within its own share and the limits on costs.
 
-        Corrections are no consults, which such a share counts.
+        Corrections are not requests for tokens, which such a share counts.
         """
         if nearest.cloud.reads_passages:
             return True
@@ -141,7 +144,7 @@ class Decoder:
         return able and nearest.share is None and (cloud.reads_once or not limited)
 
     def _escalates(self, rules: Rules) -> Escalation | None:
-        """Chooses whole answers: all of them where the cloud writes everything."""
+        """Return what chooses whole answers; all are chosen where the cloud writes everything."""
         if not rules.passages:
             return None
         return Escalation(1.0) if rules.policy.cloud_share == 1 else self.escalation
@@ -154,7 +157,7 @@ class Decoder:
         budget: Budget,
         at_end: Callable[[Budget], None],
     ) -> Generation:
-        """Open the sessions of an answer; the `Generation` closes them."""
+        """Open the sessions of an answer; the returned `Generation` closes them."""
         ids, cloud = list(prompt.ids), self.tiers[-1].cloud if self.tiers else None
         costs = self.billing and AnswerCosts(
             self.billing,
@@ -207,7 +210,7 @@ class Decoder:
         costs: AnswerCosts | None,
         stack: ExitStack,
     ) -> Clouds | None:
-        """Sessions with the clouds; `stack` closes them. None without a cloud."""
+        """Open the sessions with the clouds, which `stack` closes; None without a cloud."""
         clouds: list[CloudConsults] = []
         for tier in tiers:
             cloud = tier.cloud
@@ -222,19 +225,22 @@ class Decoder:
         return Clouds(clouds, cap=cap) if clouds else None
 
     def generate(self, prompt: Prompt | Sequence[int], **options: Any) -> Answer:
-        """`stream`, collected."""
+        """Return the whole answer to `prompt`; `options` and errors are those of `stream`."""
         with self.stream(prompt, **options) as events:
             return collect(events)
 
 
 def _is_open(tier: Tier, prompt: Prompt, policy: Policy) -> bool:
-    """Whether a cloud may see the prompt, and can do what the policy wants: one may only read."""
+    """Whether a cloud may see the prompt, and can do what the policy wants (some only read)."""
     able = policy.verifies or policy.cloud_share == 1 or not tier.cloud.reads_passages
     return tier.may_see(prompt) and able
 
 
 def collect(events: Iterator[Event]) -> Answer:
-    """The answer that a stream of events tells."""
+    """Return the answer that the events of a stream amount to.
+
+    Raises `ValueError` if they end without a `Finished`.
+    """
     tokens: list[Token] = []
     for event in events:
         if isinstance(event, Token):

@@ -1,6 +1,6 @@
-"""The decoding loop: step, score, decide, consult, write. There is one; everything streams.
+"""The decoding loop of an answer: step, score, decide, ask the cloud, write. Everything streams.
 
-All that changes from token to token lies in one immutable `State`, or follows from the position
+All that changes from token to token is in one immutable `State`, or follows from the position
 (random draws).
 """
 
@@ -38,7 +38,10 @@ _log = logging.getLogger(__name__)
 
 
 class Generation(Iterator[Event]):
-    """An answer being generated. Closed when exhausted; use `with` if it may be abandoned."""
+    """The answer that is being generated: an iterator over its events.
+
+    It closes itself when exhausted; use `with` if it may be abandoned.
+    """
 
     _closed = True
 
@@ -55,9 +58,9 @@ class Generation(Iterator[Event]):
         closing: ExitStack,
         at_end: Callable[[Budget], None],
     ) -> None:
-        """`ids` are the prompt's; the answer, which begins at `state`, is appended.
+        """`ids` holds the prompt's ids; the answer, which begins at `state`, is appended to it.
 
-        `closing` gives back the sessions; then `costs` is closed and `at_end` called, once.
+        `closing` closes the sessions; after that `costs` is closed and `at_end` called, once.
         """
         self._ids, self._rules, self._state = ids, rules, state
         self._speculation, self._consults, self._counts = speculation, consults, counts
@@ -74,21 +77,19 @@ class Generation(Iterator[Event]):
 
     @property
     def budget(self) -> Budget:
-        """The policy's state, to pass to the conversation's next answer."""
+        """The budget to pass to the conversation's next answer."""
         wasted = self._consults.wasted if self._consults else 0
         return self._rules.policy.next_answer(self._state.budget, wasted)
 
     @property
     def reading(self) -> tuple[Source, int, int]:
-        """Before the first token: which model reads the prompt, how many ids the edge has, of all.
-
-        For another thread, while this one waits.
-        """
+        """Progress before the first token, for another thread: (which model reads the prompt, how
+        many token ids the edge has computed, how many the prompt has)."""
         by: Source = "edge" if self._awaited is None else "cloud"
         return by, self._speculation.computed, self._rules.prompt
 
     def close(self) -> None:
-        """Give back the sessions; no further events come."""
+        """Close the sessions of this answer; no further events come."""
         if self._closed:
             return
         self._closed = True
@@ -159,7 +160,7 @@ class Generation(Iterator[Event]):
             self._write(state, step, outcome, step, decision.threshold)
 
     def _verify(self, drafts: Verification) -> None:
-        """Write the first draft, or what the cloud has in its place, once its verdict is there."""
+        """Write the first draft token, or the cloud's correction, once its verdict is there."""
         verdict = drafts.verdict(wait=False)
         if verdict is None:
             if (draft := drafts.ahead(self._state)) is not None:
@@ -184,7 +185,7 @@ class Generation(Iterator[Event]):
             self._judge(step, verdict)
 
     def _judge(self, step: EdgeStep, by: Verified) -> None:
-        """Write the edge's token if the cloud lets it stand, else the cloud's own."""
+        """Write the edge's token if the cloud accepts it, else the cloud's own choice."""
         rules, state = self._rules, self._state
         least = rules.policy.ratio_now(state.budget, first=not state.index)
         if rules.policy.stands(step.token, by, least):
@@ -206,7 +207,7 @@ class Generation(Iterator[Event]):
     ) -> None:
         """Write the cloud's words; where the grammar refuses them, the edge's token.
 
-        A `whole` answer is none of the share's.
+        The budget of the cloud share does not pay for a `whole` answer.
         """
         state = self._at_hand(by)
         if whole:
@@ -226,7 +227,7 @@ class Generation(Iterator[Event]):
         return self._state.answered(by, fit, self._rules)
 
     def _tell(self, draft: int) -> None:
-        """Report the last of the drafts, if that was asked for."""
+        """Report the last of the draft tokens, if that was asked for."""
         if self._rules.pending:
             self._pending += 1
             index = self._state.index + len(self._speculation.drafts) - 1
@@ -234,7 +235,7 @@ class Generation(Iterator[Event]):
             self._events.append(Pending(index, draft, text))
 
     def _lose_edge(self, error: EdgeError) -> None:
-        """Go on with the cloud alone, where that was chosen; else raises the error."""
+        """Go on with the cloud alone, if the policy says so; else raise the error."""
         rules, consults = self._rules, self._consults
         if self._lost is not None or consults is None or rules.policy.on_edge_error != "cloud":
             raise error
@@ -247,7 +248,7 @@ class Generation(Iterator[Event]):
         self._rules = rules._replace(policy=rules.policy.without_edge(), boundaries=None)
 
     def _ask_without_edge(self, state: State, lost: EdgeError) -> None:
-        """Ask for what comes next; raises `lost` where the cloud cannot be asked."""
+        """Ask the cloud for what comes next; raise `lost` where it cannot be asked."""
         assert self._consults is not None
         rules = self._rules
         ask = min(rules.policy.decide(1.0, state.budget).ask, rules.max_tokens - state.index)
@@ -259,7 +260,7 @@ class Generation(Iterator[Event]):
     def _draft_or_take(
         self, requested: int, step: EdgeStep | None, threshold: float | None
     ) -> None:
-        """While the consult is in flight, drafts one more token; then takes its outcome.
+        """Draft one more token while a request is in flight, or take the outcome of the request.
 
         `step` is the edge's step, None without an edge.
         """
@@ -319,9 +320,9 @@ class Generation(Iterator[Event]):
     ) -> None:
         """Append the answer's next token; drafts that disagree with it are rolled back.
 
-        `chosen` is the edge's step, or the first of `state.unwritten`, which is the one after
-        the consult. `step` is the step whose score decided on it, None within a completion;
-        `threshold` is what the score, or where the cloud verifies the `ratio`, had to reach.
+        `chosen` is the edge's step, or the first of `state.unwritten`, where `state` is the one
+        after the request. `step` is the step whose score decided here, None within a completion;
+        `threshold` is what the score, or in a verified answer the `ratio`, had to reach.
         """
         rules, before, consults = self._rules, self._state, self._consults
         token, queued = chosen.token, chosen if isinstance(chosen, Unwritten) else None
@@ -370,7 +371,7 @@ class Generation(Iterator[Event]):
             consults.prefetch(self._ids, after.budget)
 
     def _finish(self, state: State, reason: FinishReason) -> None:
-        """Release what is held back, and sum up."""
+        """Emit `Finished` with the text that is still held back and the counts."""
         self._finished = True
         text, stopped = state.held.release(self._rules.stop)
         usage = replace(

@@ -1,4 +1,4 @@
-"""Health of the link to the cloud: whether it works, and the latency of consults."""
+"""Health of the link to the cloud: whether it works, and the latency of requests."""
 
 import threading
 import time
@@ -14,7 +14,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds; doubled with every probe that
 
 
 class Breaker:
-    """The circuit breaker of a decoder, thread-safe. Half open, one probe goes."""
+    """The circuit breaker of one cloud; thread-safe.
+
+    After failures it opens: requests are paused. After the pause one request may go, as the probe.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
@@ -24,11 +27,11 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether consults are paused."""
+        """Whether requests to the cloud are paused."""
         return self._until is not None
 
     def allow(self) -> Literal["yes", "probe", ""]:
-        """Whether a consult may go now; when a pause is over, one may, as the probe."""
+        """Return "yes" if a request may go now, "probe" if it may as the probe, "" if none may."""
         with self._lock:
             if self._until is None:
                 return "yes"
@@ -38,21 +41,22 @@ class Breaker:
             return "probe"
 
     def succeeded(self) -> None:
-        """A consult was answered."""
+        """Record that a request was answered; closes the breaker."""
         with self._lock:
             self._failures, self._pause = 0, FIRST_PAUSE
             self._until, self._probing = None, False
 
     def probe_cancelled(self) -> None:
-        """The probe that was allowed was not made after all, or says nothing of the link."""
+        """Record that the allowed probe was not sent after all, or says nothing about the link."""
         with self._lock:
             self._probing = False
 
     def failed(self, *, silent: bool = False, probe: bool = False) -> None:
-        """A consult failed; `silent` where the answer waited for it until its deadline.
+        """Record that a request failed; `silent` if the answer waited for it until its deadline.
 
-        Such a wait is the worst a user sees, so one opens the breaker; a probe may go at once. Only
-        the `probe` itself ends that and doubles the pause: others were sent before it.
+        Such a wait is the worst a user sees, so one of them opens the breaker; a probe may go at
+        once. Only the failure of the `probe` itself doubles the pause: other requests were sent
+        before it.
         """
         with self._lock:
             self._failures += 1
@@ -74,14 +78,14 @@ _MANY = 16
 
 
 class Latency:
-    """Latency of consults, shared by all answers of a decoder; thread-safe.
+    """Latency of the requests to one cloud, shared by all answers; thread-safe.
 
-    An answer's first consults are counted apart (`first`): the engine may have to read the prompt.
+    An answer's first requests are counted apart (`first`): the engine may have to read the prompt.
     All means are exponentially weighted (weight 1/8, as TCP's smoothed round-trip time, RFC 6298)
-    and None before the first value. Seconds: `step` a step of the edge, `prefill` a prompt token
-    that a first consult computed. `rejection_rate` is the part of completions that differed from
-    the edge's token (at first a half), `timeouts` counts consults in a row that were not answered
-    in time.
+    and None before the first value. `step` is the seconds of an edge model's step, `prefill` the
+    seconds per prompt token that a first request computed. `rejection_rate` is the share of
+    completions that differed from the edge's token (0.5 at first), `timeouts` the number of
+    requests in a row that were not answered in time.
     """
 
     def __init__(self) -> None:
@@ -92,45 +96,48 @@ class Latency:
         self._lock = threading.Lock()
 
     def answered(self, seconds: float, *, first: bool) -> None:
-        """A consult took `seconds`."""
+        """Record that a request took `seconds`; `first` if it was the answer's first."""
         with self._lock:
             self.timeouts = 0
             self._recent[first].append(seconds)
 
     def prefill_took(self, seconds: float, tokens: int) -> None:
-        """An answer's first consult took `seconds`, and the cloud computed so many tokens."""
+        """Record that an answer's first request took `seconds` for `tokens` prompt ids.
+
+        Fewer than 16 ids are ignored.
+        """
         if tokens >= _MANY:
             with self._lock:
                 self.prefill = _smoothed(self.prefill, seconds / tokens)
 
     def step_took(self, seconds: float) -> None:
-        """The edge took `seconds` for one token."""
+        """Record that the edge took `seconds` for one token."""
         with self._lock:
             self.step = _smoothed(self.step, seconds)
 
     def draft_judged(self, *, changed: bool) -> None:
-        """A completion confirmed the edge's token, or changed it."""
+        """Record that a completion confirmed the edge's token, or `changed` it."""
         with self._lock:
             self.rejection_rate = _smoothed(self.rejection_rate, float(changed))
 
     def timed_out(self, deadline: float, *, first: bool) -> None:
-        """A consult was given up after `deadline` seconds: it would have taken at least those."""
+        """Record that a request was given up after `deadline` seconds, taken as its latency."""
         with self._lock:
             self.timeouts += 1
             self._recent[first].append(deadline)
 
     def quantile(self, part: float, *, first: bool = False) -> float | None:
-        """A quantile of the recent consults, seconds; None before there are enough."""
+        """Return the quantile `part` (0 to 1) of recent latencies in seconds; None if too few."""
         with self._lock:
             recent = list(self._recent[first])
         return float(np.quantile(recent, part)) if len(recent) >= ENOUGH else None
 
     def patience(self, elapsed: float, *, first: bool) -> float:
-        """Seconds to wait for a consult, `elapsed` seconds old, before another draft is computed.
+        """Return the seconds to wait for a request, `elapsed` seconds old, before the next draft.
 
-        0 unless its completion is about to arrive. With r seconds to go, a step of s seconds gains
-        r if the draft is accepted and loses s - r if it is rejected, as a part d of them is: it
-        pays if r > d s. A completion that is overdue by as much is not waited for.
+        That is 0 unless the completion is about to arrive. With r seconds to go, a step of s
+        seconds gains r if the draft is accepted and loses s - r if it is rejected, as a share d of
+        them is: it pays if r > d s. A completion that is overdue by as much is not waited for.
         """
         median = self.quantile(0.5, first=first)
         if median is None or self.step is None:

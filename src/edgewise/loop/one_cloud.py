@@ -1,4 +1,4 @@
-"""A cloud of a pair, and an answer's consults of it: what is in flight, what was dropped."""
+"""A cloud of a pair (`Tier`), and one answer's requests to it: in flight, taken or dropped."""
 
 import math
 import time
@@ -23,10 +23,10 @@ from edgewise.loop.state import Rules
 from edgewise.prompts import Prompt
 
 TIER_THRESHOLD, TIER_SHARE = 0.5, 0.01
-"""Defaults of a further cloud."""
+"""The default threshold and cloud share of a cloud after the nearest."""
 
 TIER_CREDIT = 4.0
-"""Tokens that a further cloud may write before its share has earned them; an answer takes half."""
+"""Tokens that such a cloud may write before its share has earned them; an answer takes half."""
 
 # Error estimate of a cloud without logprobs before its first comparison: the next one is asked.
 UNKNOWN = TIER_THRESHOLD
@@ -35,7 +35,7 @@ UNKNOWN = TIER_THRESHOLD
 FLIGHTS = 4
 
 Refusal = Literal["mid_word", "blocked", "circuit_open", "cost", "budget", "cap"]
-"""Reasons to send nothing; `mid_word` for now only."""
+"""Reasons to send no request; after `mid_word` it can be sent once the word is whole."""
 
 READING_SECONDS, WHOLE_SECONDS = 30.0, 120.0
 """Deadlines of a verdict on a passage and of a whole answer: a hosted model may reason first."""
@@ -45,10 +45,10 @@ _GRACE = 0.25
 
 
 class Flight(msgspec.Struct, eq=False):
-    """A consult in flight: `ask` tokens at `position`, before which `verify` are to be verified.
+    """A request to a cloud that is in flight: for `ask` tokens after `position` token ids.
 
-    `deadline` in seconds from `sent_at`; `first` if the answer had no completion before. It landed
-    at `landed_at`.
+    The last `verify` of these ids are draft tokens to be verified. `deadline` is in seconds from
+    `sent_at`; `first` is set if the answer had no completion before. The reply came at `landed_at`.
     """
 
     position: int
@@ -63,7 +63,7 @@ class Flight(msgspec.Struct, eq=False):
 
 
 class Tier:
-    """A cloud of a pair, for the pair's life."""
+    """A cloud of a pair with its threshold, share, circuit breaker, budget and latency."""
 
     def __init__(
         self,
@@ -74,9 +74,11 @@ class Tier:
         trusted: bool = False,
         breaker: Breaker | None = None,
     ) -> None:
-        """A cloud that is asked if the one before it is unsure by `threshold`, for at most a
-        `share` of the output tokens; None leaves that to the policy, as for the nearest. A
-        `trusted` one may see what is local. Raises `UsageError`.
+        """`cloud` is asked if the cloud before it is unsure by `threshold` or more (0 to 1).
+
+        The cloud may write a `share` of all tokens; None leaves that to the policy, as for the
+        nearest cloud. A `trusted` one may see what is marked local. Raises `UsageError` for values
+        out of range.
         """
         require(0 <= threshold <= 1, "tier_threshold", "from 0 to 1", threshold)
         require(share is None or 0 <= share <= 1, "tier_share", "from 0 to 1", share)
@@ -85,19 +87,19 @@ class Tier:
         self.forget()
 
     def forget(self) -> None:
-        """Begin a new budget, as for a new conversation."""
+        """Start a new budget, as for a new conversation."""
         self.shared = SharedBudget(TIER_CREDIT)
 
     def may_see(self, prompt: Prompt) -> bool:
-        """Whether an answer to it may be sent there."""
+        """Whether an answer to `prompt` may be sent to this cloud."""
         return self.trusted or not (prompt.local_only or self.cloud.local_only(prompt))
 
 
 class CloudConsults:
-    """A cloud in one answer. Owned by the answer's thread; completions arrive in any thread.
+    """One answer's requests to one cloud. The answer's thread owns it; replies come in any thread.
 
-    `waited` seconds were spent on completions, `charged` tokens asked for. If it `ignores_breaker`,
-    a pause of the circuit breaker refuses nothing.
+    `waited` seconds were spent waiting for completions, `charged` tokens were asked for. If
+    `ignores_breaker` is set, an open circuit breaker refuses nothing.
     """
 
     def __init__(
@@ -109,9 +111,10 @@ class CloudConsults:
         rules: Rules,
         meter: AnswerCosts | None,
     ) -> None:
-        """`session`, and `sent`, the record of what it sends, are closed by whoever opened them.
+        """`ids` is the answer's own list of token ids, which already holds the prompt.
 
-        `ids` is the answer's own list; it holds the prompt.
+        `session`, and `sent`, the record of what it sends, are closed by whoever opened them.
+        `meter` counts and limits costs, if the cloud has a price.
         """
         self.tier, self.sent, self.latency = tier, sent, tier.latency
         self.counts, self.charged = CloudCounts(sent), 0
@@ -130,14 +133,18 @@ class CloudConsults:
         self._flights: dict[int, Flight] = {}
 
     def prefetch(self, ids: Sequence[int], budget: Budget) -> None:
-        """Give the session the answer so far, ahead of consults, if that `prefetches`."""
+        """Send the cloud the answer so far, ahead of requests for tokens, if that may save time."""
         if not self._policy.may_ask(budget) or self._breaker.is_open:
             return
         if under_way := self._session.prefetch(ids, self.sent.prefetch):
             self.sent.prefetching(under_way)
 
     def ask(self, n: int, score: float) -> Flight | Refusal | Literal["no"]:
-        """Ask for `n` tokens, or as many as the budget has, where the cloud before it scores so."""
+        """Ask for `n` tokens, or what the budget has left, if `score` reaches the tier's threshold.
+
+        `score` says how unsure the cloud before it is. Returns the request, "no" below the
+        threshold, or the reason why nothing was sent.
+        """
         if score < self.tier.threshold:
             return "no"
         self.counts.wanted += 1
@@ -152,9 +159,9 @@ class CloudConsults:
         return flight
 
     def verify(self, ids: Sequence[int], count: int, n: int = 0) -> Flight | Refusal:
-        """Have the last `count` of `ids` verified, or `n` tokens written in their place.
+        """Have the last `count` of `ids` verified, or with `n` replaced by up to `n` new tokens.
 
-        Says why not.
+        Returns the request, or the reason why nothing was sent.
         """
         flight = self._flight(ids, n, count)
         if isinstance(flight, Flight):
@@ -162,30 +169,34 @@ class CloudConsults:
         return flight
 
     def given_up(self, flight: Flight) -> bool:
-        """Whether nobody waits for it: the cloud was silent lately, and it is not over."""
+        """Whether nobody waits for `flight`: it is not over, and the circuit breaker is open."""
         return not self.ignores_breaker and self._breaker.is_open and not flight.future.done()
 
     @property
     def alternates(self) -> bool:
         """Whether nothing is drafted while a block is verified.
 
-        A model in this process takes turns with the edge at its cores, and where costs are limited
-        what drafts in vain cost would decide on the answer.
+        A model in this process takes turns with the edge at its cores; and where costs are limited,
+        the cost of rejected drafts would affect the answer.
         """
         return self.tier.cloud.here or self._limited
 
     def inside_word(self, token: int) -> bool:
-        """Whether the answer stands where this cloud, of another vocabulary, cannot be asked."""
+        """Whether the answer, where the edge would write `token`, is inside a word for this cloud.
+
+        There a cloud of another vocabulary cannot be asked.
+        """
         boundaries, prompt = self.tier.cloud.boundaries, self._rules.prompt
         if boundaries is None:
             return False
         return boundaries.refused(self._ids, prompt, token, divided=False) is not None
 
     def ask_for_draft(self, ids: Sequence[int], n: int, budget: Budget) -> Refusal | None:
-        """Send a consult from a draft, if it may fly; returns why nothing may be sent there.
+        """Send a request for `n` tokens from a draft, if that is allowed.
 
-        Never where costs are limited: what drafts in vain cost would decide on the answer's own
-        consults, and with it the link's timing.
+        Returns the reason if the context filter forbids it; else None, sent or not. Nothing is sent
+        where costs are limited: the cost of rejected drafts, and so the link's timing, would affect
+        the answer's own requests.
         """
         allowed = not self._limited and len(self._flights) < FLIGHTS and not self._breaker.is_open
         if allowed and self._policy.may_ask_for_draft(budget, n, self.counts.unused):
@@ -196,7 +207,7 @@ class CloudConsults:
         return None
 
     def due(self, flight: Flight) -> bool:
-        """Whether a consult is over, or will be before another draft token would pay."""
+        """Whether a request is over, or will be before another draft token would pay."""
         elapsed = time.monotonic() - flight.sent_at
         patience = self.latency.patience(elapsed, first=flight.first)
         if patience and not flight.future.done():
@@ -205,7 +216,10 @@ class CloudConsults:
         return flight.future.done()
 
     def outcome(self, flight: Flight) -> Completion | CloudError:
-        """Wait for it. What failed before its deadline is not charged."""
+        """Wait for a request and return its completion or error.
+
+        A request that failed before its deadline is not charged.
+        """
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
         try:
@@ -229,14 +243,14 @@ class CloudConsults:
         return completion
 
     def unsure(self, completion: Completion) -> float:
-        """The module's `unsure`; more if this cloud was wrong lately."""
+        """Return how unsure this cloud is of a completion, 0 to 1; more if it was wrong lately."""
         score = unsure(completion)
         if score is None:
             return UNKNOWN if self._wrong is None else self._wrong
         return max(score, self._wrong or 0.0)
 
     def compared(self, completion: Completion, *, agrees: bool) -> None:
-        """Update the error estimate: the next cloud accepted or rejected the completion."""
+        """Update the error estimate: the next cloud agreed with the completion, or did not."""
         if self._wrong is None:
             self._wrong = UNKNOWN if unsure(completion) is None else 0.0
         self._wrong = (self._wrong + (not agrees)) / 2
@@ -250,9 +264,9 @@ class CloudConsults:
         refused: CloudError | None = None,
         overruled: bool = False,
     ) -> Consult:
-        """Count the consult for token `index`, which is over, and tell of it.
+        """Count a finished request made for token `index`, and return the event that reports it.
 
-        Another cloud's may have `overruled` it; else its completion may be `refused`.
+        `overruled`: another cloud's completion was taken. Else `refused` says why its own was not.
         """
         sent, asked = flight.sent, 0 if flight.verify else flight.ask
         fault = outcome if isinstance(outcome, CloudError) else None if overruled else refused
@@ -276,7 +290,7 @@ class CloudConsults:
         )
 
     def drop(self, start: int = 0, end: float = math.inf) -> int:
-        """Cancel what was sent for positions from `start` on, before `end`; returns how many."""
+        """Cancel the requests at positions from `start` to before `end`; return their number."""
         if not self._flights:
             return 0
         stale = [flight for at, flight in self._flights.items() if start <= at < end]
@@ -284,7 +298,7 @@ class CloudConsults:
         return len(stale)
 
     def close(self) -> None:
-        """The answer is over: cancel what is in flight, give back what is left of the budget."""
+        """End the answer: cancel requests in flight, return the rest of the budget."""
         self._closed = True
         self.drop()
         self._earn()
@@ -299,7 +313,7 @@ class CloudConsults:
         self._budget = replace(self._budget, bucket=self._budget.bucket - tokens)
 
     def _flight(self, ids: Sequence[int], n: int, verify: int = 0) -> Flight | Refusal:
-        """The consult after `ids`: sent now, or in flight since a draft."""
+        """Return the request after `ids`: sent now, or already in flight since a draft."""
         ahead = self._flights.get(len(ids))
         if ahead is not None and ahead.ask != n:
             self._drop([ahead])
@@ -367,7 +381,7 @@ class CloudConsults:
         return flight
 
     def _landed(self, flight: Flight) -> None:
-        """Learn how long it took, in the thread that brings it."""
+        """Record how long a request took, in the thread that brings the reply."""
         if flight.future.cancelled():
             return
         flight.landed_at = time.monotonic()
@@ -418,7 +432,7 @@ class CloudConsults:
 
 
 def unsure(completion: Completion) -> float | None:
-    """1 less the probability of its least likely token; None without logprobs."""
+    """Return 1 less the probability of a completion's least likely token; None without logprobs."""
     logprobs = [one for one in completion.logprobs if one is not None]
     return 1 - math.exp(min(0.0, *logprobs)) if logprobs else None
 

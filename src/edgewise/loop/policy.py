@@ -1,4 +1,4 @@
-"""When to consult: threshold, cloud share, cap, span, deadline and escalation live here alone."""
+"""When to ask the cloud: threshold, cloud share, cap, span, deadline, escalation are set here."""
 
 import math
 import threading
@@ -21,13 +21,13 @@ An answer takes half of the bucket: a few decisive tokens lie close together mor
 """
 
 MAX_BUCKET = 64.0
-"""Size of the token bucket: what easy answers save for hard ones, not what a night of them does."""
+"""Size of the token bucket, in tokens: easy answers save for hard ones, but not without end."""
 
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 0.5, 5.0
-"""Bounds of a deadline that follows the latency, seconds. A lost packet costs 0.2 s or more."""
+"""Bounds, in seconds, of a deadline that follows the latency. A lost packet costs 0.2 s or more."""
 
 LONGEST_READING = 60.0
-"""The same for an answer's first consult, for which the cloud reads the prompt."""
+"""The same upper bound for an answer's first consult, for which the cloud reads the prompt."""
 
 # Seconds a prompt token, before any was measured: a small model on a few processor cores.
 _UNKNOWN_READING = 0.02
@@ -43,7 +43,7 @@ _PATIENCE = 4.0
 _GAIN = 0.1
 
 RATIO, LEAST_RATIO = 0.3, 0.02
-"""What the ratio of a verified token must reach where the bucket is at its start, and at least."""
+"""The ratio that a verified token must reach at the bucket's initial level, and the lowest ever."""
 
 # By which a token above the share lowers its logarithm: a full bucket verifies exactly, and an
 # answer with fifteen corrections too many moves it by a third.
@@ -55,10 +55,11 @@ _SEEN, _FEW, _MOST = 128, 8, 4.0
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """The policy's state from token to token, part of `State`.
+    """How much the cloud may still write; changes with every token of an answer (part of `State`).
 
-    `bucket` is the token bucket (tokens the cloud may write now), `reserve` what the pair has
-    beside it, `charged` what counts against the cap.
+    `bucket` is the level of the token bucket, in tokens that the cloud may write now; below 0 it is
+    a debt. `reserve` is what other answers of the pair hold or left beside it. `charged` counts the
+    tokens that count against the answer's cap.
     """
 
     bucket: float = INITIAL_BUCKET
@@ -66,12 +67,12 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     charged: int = 0
 
     def plus(self, tokens: float) -> "Budget":
-        """Adds tokens to the bucket, as many as it holds."""
+        """Return the budget with `tokens` more in the bucket, up to `MAX_BUCKET`."""
         return replace(self, bucket=min(self.bucket + tokens, MAX_BUCKET))
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Keep the edge's token (`ask` 0) or ask the cloud for `ask` tokens, and why.
+    """Whether to ask the cloud at a position: for `ask` tokens, or 0 to keep the edge's, and why.
 
     `threshold` is the one in force, None where the cloud can never be asked.
     """
@@ -82,19 +83,21 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """The one dial, and its promises.
+    """When an answer asks the cloud, and what it promises about the cloud's part in it.
 
-    Without `cloud_share` the `threshold` is static: the cloud is asked if the score reaches it.
-    With `cloud_share` (fraction of output tokens the cloud may write) a token bucket bounds the
-    share over all answers, and its level moves the threshold along the log-odds axis: full, the
-    threshold falls below `threshold`; empty, it rises above. `max_cloud_tokens` caps an answer:
-    every token asked for counts, unless the consult failed before its deadline. `span` is tokens
-    per consult (words, if the vocabularies differ), `deadline` seconds per consult; without one it
-    follows the measured latency. Up to `speculate` draft tokens are written during a consult.
+    Without `cloud_share`, the cloud is asked wherever the router's score reaches the fixed
+    `threshold`. With `cloud_share` (the share of output tokens that the cloud may write) a token
+    bucket bounds this share over all answers, and its level moves the threshold in log-odds: the
+    threshold is `threshold` at the bucket's initial level, lower above it, higher below it.
+    `max_cloud_tokens` caps one answer: every token asked for counts, unless the request failed
+    before its deadline. `span` is the number of tokens asked for at a time (words, if the
+    vocabularies differ). `deadline` is in seconds per request; without one it follows the measured
+    latency. Up to `speculate` draft tokens are written while a request is in flight.
 
-    With `verify` the cloud reads every token of the edge's instead, and no router asks. It corrects
-    a token whose ratio (`Verified.ratio`) is too low; the share's bucket moves that from answer to
-    answer and never ends it within one. "exact" corrects all but the cloud's own choice.
+    With `verify` the cloud reads every token of the edge's instead, and no router is asked. The
+    cloud corrects a token whose ratio (`Verified.ratio`) is too low; the bucket moves this limit
+    from answer to answer, but never ends verification within one. "exact" corrects every token that
+    is not the cloud's own choice. Creating a policy raises `UsageError` for a value out of range.
     """
 
     threshold: float = 0.5
@@ -119,23 +122,23 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asks(self) -> bool:
-        """Whether the cloud can ever be asked; if not, nothing of it need be opened."""
+        """Whether the cloud can ever be asked; if not, nothing of the cloud need be opened."""
         return self.cloud_share != 0 and self.max_cloud_tokens != 0
 
     @property
     def requires_cloud(self) -> bool:
-        """Whether only the cloud will do: then a consult has longer, and no pause refuses it."""
+        """Whether only the cloud will do: requests get more time, and no breaker refuses them."""
         return self.on_cloud_error == "raise" or self.verify == "exact"
 
     def may_ask(self, budget: Budget) -> bool:
-        """Whether the answer can still come to a consult: until its cap is spent."""
+        """Whether the answer may still ask the cloud, which ends when its cap is spent."""
         return self.asks and self._room(budget) > 0
 
     def may_ask_for_draft(self, budget: Budget, ask: int, wasted: int) -> bool:
-        """Whether a consult may be sent from a draft, which may be rejected.
+        """Whether a request for `ask` tokens may be sent from a draft, which may yet be rejected.
 
-        Never under a cap, which is a promise, nor where the cloud writes everything. Under a
-        share, if the bucket covers it and the `wasted` tokens of this answer.
+        Never under a cap, which is a promise, nor where the cloud writes everything. Under a cloud
+        share, if the bucket covers `ask` and the `wasted` tokens of this answer.
         """
         if self.max_cloud_tokens is not None or self.cloud_share == 1:
             return False
@@ -143,15 +146,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verifies(self) -> bool:
-        """Whether the cloud is to read every token: not where it writes all or nothing."""
+        """Whether the cloud is to read every token: not where either model writes everything."""
         return self.verify != "off" and self.asks and self.cloud_share != 1
 
     def refuses(self, budget: Budget, *, first: bool, passages: bool = False) -> Reason | None:
-        """Why the cloud may correct nothing from here on; None where it may.
+        """Return why the cloud may correct nothing from here on; None where it may.
 
-        A share is a promise over answers: one that begins with more debt than a low ratio mends is
-        not verified, and none is left alone halfway (`first`: it begins). By `passages` it is whole
-        sentences that are corrected: after one that overdraws the share, the bucket fills first.
+        `first` says that the answer begins here: an answer that starts with more debt than a low
+        ratio can mend is not verified at all, and none is left to the edge halfway. With `passages`
+        whole sentences are corrected: after one that overdraws the share, the bucket must fill
+        first.
         """
         if self.max_cloud_tokens is not None and self._room(budget) < 1:
             return "cap"
@@ -161,10 +165,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return "budget" if first and indebted else None
 
     def ratio_now(self, budget: Budget, *, first: bool) -> float:
-        """What a verified token's ratio must reach.
+        """Return the ratio (`Verified.ratio`) that an edge token must reach to be accepted.
 
-        The `first` of an answer, which decides on most of what follows, must be the cloud's own
-        choice, unless the share is overdrawn: in short answers that is half of what is corrected.
+        The `first` token of an answer, which decides on most of what follows, must be the cloud's
+        own choice unless the share is overdrawn: in short answers that is half of what is
+        corrected.
         """
         if self.verify == "exact":
             return 1.0
@@ -172,26 +177,29 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 if first and ratio >= RATIO else ratio
 
     def stands(self, token: int, verified: Verified, ratio: float) -> bool:
-        """Whether the edge's `token` stands: the rule of speculative cascades, for one token
-        (Narasimhan et al. 2024, arXiv 2405.19261)."""
+        """Whether the edge's `token` is accepted by the cloud's view of it and the needed `ratio`.
+
+        This is the rule of speculative cascades (Narasimhan et al. 2024, arXiv 2405.19261) for one
+        token.
+        """
         if token == verified.id:
             return True
         return ratio < 1 and verified.ratio >= ratio
 
     def edge_alone(self) -> "Policy":
-        """The same, with a cloud that is never asked."""
+        """Return this policy with a cloud that is never asked."""
         return replace(self, cloud_share=0.0)
 
     def cloud_alone(self) -> "Policy":
-        """The same, with every token by the cloud, several at a time."""
+        """Return this policy with every token written by the cloud, `CLOUD_SPAN` at a time."""
         return replace(self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None, verify="off")
 
     def without_edge(self) -> "Policy":
-        """The same for the rest of an answer whose edge model is gone: its cap holds."""
+        """Return this policy for the rest of an answer whose edge model is gone; its cap holds."""
         return replace(self, cloud_share=1.0, span=max(self.span, CLOUD_SPAN), speculate=0)
 
     def decide(self, score: float, budget: Budget) -> Decision:
-        """Whether to consult at a position with this score."""
+        """Return whether to ask the cloud at a position with this router score, and why."""
         threshold = self.threshold_now(budget)
         shown = None if 0 in (self.cloud_share, self.max_cloud_tokens) else threshold
         if score < threshold:
@@ -206,7 +214,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(ask, "critical", shown)
 
     def threshold_now(self, budget: Budget) -> float:
-        """The threshold in force, as the level of the bucket moves it."""
+        """Return the threshold in force: the policy's own, moved by the level of the bucket."""
         if self.cloud_share is None:
             return self.threshold
         if self.cloud_share in (0.0, 1.0):
@@ -218,12 +226,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return 1 / (1 + math.exp(-(math.log(start / (1 - start)) + _GAIN * spent)))
 
     def deadline_now(self, latency: Latency, *, first: bool, prompt: int = 0) -> float:
-        """Seconds that a consult sent now may take; `first` where an answer had none before.
+        """Return how many seconds a request sent now may take.
 
-        Four times the recent median, doubled for every timeout in a row as TCP backs off, within
-        the two bounds. For an answer's first consult the cloud reads the whole prompt: twice what
-        so many tokens took before, doubled as well, at most `LONGEST_READING`. Where a failure ends
-        the answer, each consult has the longer bound, and as long to read.
+        That is four times the recent median latency, doubled for every timeout in a row as TCP
+        backs off, within the two bounds. For the `first` request of an answer the cloud reads the
+        whole prompt of `prompt` ids: twice the time that so many took before, doubled likewise, at
+        most `LONGEST_READING`. Where a failure ends the answer (`requires_cloud`), each request
+        gets the longer bound and that reading time.
         """
         if self.deadline is not None:
             return self.deadline
@@ -237,24 +246,24 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return max(patience, min(prompt * token * back_off, LONGEST_READING))
 
     def fit_to_cap(self, budget: Budget, tokens: int) -> int:
-        """Number of a completion's `tokens` that the cap has room for."""
+        """Return how many of a completion's `tokens` the cap has room for."""
         return tokens if self.max_cloud_tokens is None else min(tokens, self._room(budget))
 
     def charged(self, budget: Budget, tokens: int) -> Budget:
-        """The budget after asking for `tokens`."""
+        """Return the budget after `tokens` were asked for."""
         return replace(budget, bucket=budget.bucket - tokens, charged=budget.charged + tokens)
 
     def after_token(self, budget: Budget) -> Budget:
-        """The budget after one more output token, which earns the share."""
+        """Return the budget after one more output token, which earns `cloud_share`."""
         if self.cloud_share is None:
             return budget
         return replace(budget, bucket=min(budget.bucket + self.cloud_share, MAX_BUCKET))
 
     def next_answer(self, budget: Budget, wasted: int = 0) -> Budget:
-        """The budget with which a conversation's next answer starts: the cap begins anew.
+        """Return the budget with which a conversation's next answer starts; the cap begins anew.
 
-        `wasted` tokens of dropped consults are paid for here. Within their own answer they change
-        nothing, since their number depends on the link.
+        The `wasted` tokens of dropped requests are paid for here. Within their own answer they
+        change nothing, since their number depends on the link.
         """
         wasted = 0 if self.cloud_share is None else wasted
         return replace(budget, bucket=budget.bucket - wasted, charged=0)
@@ -264,18 +273,19 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return RATIO * math.exp(-_RATIO_GAIN * max(spent, INITIAL_BUCKET - MAX_BUCKET))
 
     def _room(self, budget: Budget) -> int:
-        """Tokens that the cap leaves; `span`, more than which nobody asks, without a cap."""
+        """Return the tokens that the cap leaves; without a cap `span`, more than which none ask."""
         if self.max_cloud_tokens is None:
             return self.span
         return self.max_cloud_tokens - budget.charged
 
 
 class SharedBudget:
-    """One budget for many answers, over the life of a pair; thread-safe.
+    """One token bucket for all answers of a pair with the same cloud share; thread-safe.
 
-    Each answer takes half of the bucket and returns what is left. So answers side by side have
-    some, and over all of them the cloud's tokens, used and wasted, stay within share x output
-    tokens + the one `initial` bucket, but for what was wasted last. `level` counts what is taken.
+    An answer takes half of the bucket and returns what is left, so that simultaneous answers all
+    have some. Over all answers the cloud's tokens, used and wasted, stay within share x output
+    tokens + the one `initial` bucket, but for what the last answer wasted. `level` includes what is
+    taken.
     """
 
     def __init__(self, initial: float = INITIAL_BUCKET) -> None:
@@ -283,14 +293,14 @@ class SharedBudget:
         self._taken, self._lock = 0.0, threading.Lock()
 
     def take(self) -> Budget:
-        """The budget that an answer starts with: half of the bucket, or the debt."""
+        """Return the budget that an answer starts with: half of the bucket, or all of a debt."""
         with self._lock:
             taken = self._free / 2 if self._free > 0 else self._free
             self._free, self._taken = self._free - taken, self._taken + taken
             return Budget(bucket=taken, reserve=self.level - taken)
 
     def settle(self, taken: Budget, left: Budget) -> None:
-        """Puts back what is `left` of an answer that started with `taken` (`Generation.budget`)."""
+        """Give back what is `left` (`Generation.budget`) of a budget that was `taken`."""
         with self._lock:
             self._free = min(self._free + left.bucket, MAX_BUCKET)
             self._taken -= taken.bucket
@@ -298,20 +308,23 @@ class SharedBudget:
 
 
 class Escalation:
-    """Chooses among the answers of a pair, by the mean entropy of their first passages (nats).
+    """Chooses which answers the cloud writes whole: those whose beginning the edge doubts most.
 
-    Thread-safe.
+    The measure is the mean entropy of an answer's first passage, in nats. Thread-safe.
     """
 
     def __init__(self, share: float) -> None:
-        """Raises `UsageError` for a `share` of the answers outside of 0 to 1."""
+        """`share` of all answers may be written whole. Raises `UsageError` unless it is 0 to 1."""
         require(0 <= share <= 1, "escalate", "from 0 to 1 (10% is 0.1)", share)
         self.share = share
         self._seen = deque[float](maxlen=_SEEN)
         self._earned, self._lock = 0.0, threading.Lock()
 
     def wants(self, uncertainty: float) -> bool:
-        """Whether an answer is to be written whole, whose first passage is so uncertain."""
+        """Whether the cloud is to write the whole of an answer.
+
+        `uncertainty` is the mean entropy of its first passage, in nats, as the edge drafted it.
+        """
         with self._lock:
             self._earned = min(self._earned + self.share, _MOST)
             self._seen.append(uncertainty)
@@ -320,7 +333,7 @@ class Escalation:
             return uncertainty >= least and self._spent()
 
     def rejected(self) -> bool:
-        """The same, of whose first passage nothing stands."""
+        """Whether the cloud is to write all of an answer whose first passage it rejected."""
         with self._lock:
             return self._spent()
 

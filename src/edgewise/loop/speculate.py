@@ -1,8 +1,8 @@
 """Reading the edge model's steps, at the answer's end and speculatively beyond it.
 
-While a consult flies, the edge goes on from its own token as if the completion were to confirm it.
-These draft tokens are decided on by the answer's own rules. If the completion agrees, their steps
-and consults are used; if not, they are rolled back. So speculation changes no answer.
+While a request to the cloud is in flight, the edge goes on from its own token as if the completion
+were to confirm it. The answer's own rules decide on these draft tokens. If the completion agrees,
+their steps and requests are used; if not, they are rolled back. So speculation changes no answer.
 """
 
 import time
@@ -16,7 +16,10 @@ from edgewise.routers.base import Router, checked_score
 
 
 class Speculation:
-    """Reads the edge's steps: at the next position, and speculatively after the `drafts`."""
+    """Reads the edge model's steps: at the next position of the answer, and after its draft tokens.
+
+    `drafts` are the ids of the draft tokens beyond the answer.
+    """
 
     def __init__(
         self,
@@ -26,7 +29,7 @@ class Speculation:
         consults: Clouds | None,
         rules: Rules,
     ) -> None:
-        """`ids` is the answer's own list, prompt included."""
+        """`ids` is the answer's own list of token ids, prompt included, which the loop extends."""
         self._ids, self._edge, self._router, self._consults = ids, edge, router, consults
         self._rules, self._greedy = rules, rules.sampling.greedy
         self.drafts: list[int] = []
@@ -35,22 +38,25 @@ class Speculation:
 
     @property
     def computed(self) -> int:
-        """How many ids the edge has computed, as far as its engine tells."""
+        """How many token ids the edge has computed, as far as its engine tells."""
         return self._edge.computed
 
     def next_step(self) -> EdgeStep:
-        """The step at the next position: reused from speculation, or computed now.
+        """Return the step at the answer's next position: reused from speculation, or computed now.
 
         Raises `UsageError` for a score outside [0, 1], and what `Constraint.allowed` raises.
         """
         return self._steps.pop(len(self._ids), None) or self._step_after(())
 
     def rest(self) -> None:
-        """The cloud is waited for: the edge computes nothing until then."""
+        """Tell the edge's engine that no step will be wanted until the cloud has answered."""
         self._edge.rest()
 
     def begin(self, ask: int, edge_step: EdgeStep, state: State) -> None:
-        """The answer waits for `ask` tokens; drafts begin with the edge's own token."""
+        """Start to draft while the answer waits for `ask` tokens, unless there are drafts already.
+
+        The first draft is the edge's own token at `edge_step`; `state` is the answer's.
+        """
         if not self.drafts:
             self._edge.checkpoint(len(self._ids))
             self._draft(state.expecting(ask, self._rules), edge_step, None)
@@ -72,10 +78,11 @@ class Speculation:
         return edge_step.token if self._tip is not None else None
 
     def follow(self, token: int, *, corrected: bool = False) -> tuple[int, int]:
-        """The answer, which holds it already, goes on with `token`.
+        """Go on after the answer's next `token`, which is in its ids already.
 
-        Returns how many drafts and how many consults were dropped for it: all where it is
-        `corrected`, since what replaces a sentence may begin like it.
+        Returns how many drafts and how many requests were dropped. If `token` is the first draft,
+        the others stay; else all go, also for a `corrected` token, since a sentence and its
+        replacement may begin alike.
         """
         if self.drafts and self.drafts[0] == token and not corrected:
             del self.drafts[0]
@@ -90,7 +97,10 @@ class Speculation:
         return dropped, consults
 
     def drop(self, position: int) -> int:
-        """Drop all drafts, roll the edge back to `position`; returns how many consults went."""
+        """Drop all drafts and their requests; roll the edge back to `position`.
+
+        Returns how many requests were dropped.
+        """
         self._steps.clear()
         self.drafts.clear()
         self._tip = None
@@ -114,7 +124,7 @@ class Speculation:
         return edge_step.detailed() if self._rules.candidates else edge_step
 
     def _decided(self, tip: State, edge_step: EdgeStep, ids: Sequence[int]) -> tuple[State, Reason]:
-        """Decide as the answer would here, and send the consult if it may be sent ahead."""
+        """Decide as the answer would here, and send the request if it may be sent ahead."""
         decision = tip.decide(edge_step, ids, self._rules)
         if not decision.ask or self._consults is None:
             return tip, decision.reason
@@ -125,7 +135,7 @@ class Speculation:
         return tip.expecting(decision.ask, self._rules), decision.reason
 
     def _draft(self, state: State, edge_step: EdgeStep, reason: Reason | None) -> None:
-        """Go on with the edge's own token, unless the answer would end with it."""
+        """Add the edge's own token to the drafts, unless the answer would end with it."""
         by = "cloud" if state.expected else "edge"
         after, _ = state.write(edge_step.token, by, self._rules, reason)
         self._tip = None if after.end else after

@@ -1,7 +1,7 @@
 """The state of an answer, in one immutable value.
 
-The same pure functions decide for the answer and for draft tokens beyond it, so a draft that is
-accepted was decided on as the answer would have.
+The same pure functions decide for the answer and for draft tokens beyond it, so an accepted draft
+was decided on just as the answer would have decided.
 """
 
 import codecs
@@ -22,20 +22,20 @@ from edgewise.loop.policy import Budget, Decision, Policy
 from edgewise.sampling import Sampling
 
 LONGEST_CYCLE, ENDLESS = 64, 256
-"""Tokens of a cycle that is looked for, at most, and that repeat one where an answer is cut."""
+"""The longest cycle that is looked for, and how many tokens must repeat one to end an answer."""
 
 CANDIDATES = 5
-"""Edge candidates reported with a token that the cloud was asked for."""
+"""How many candidates of the edge are reported with a token that the cloud was asked for."""
 
 # Reasons for which the share cannot be reached, whatever the threshold.
 _REFUSED = ("cost", "blocked")
 
 
 def circles(ids: Sequence[int], start: int) -> bool:
-    """Whether the last `ENDLESS` ids of an answer from `start` on repeat one cycle.
+    """Whether an answer goes round in circles: its last `ENDLESS` ids repeat one short cycle.
 
-    Small models that write greedily often go round in circles. So do tables, rows of zeros and
-    what was to be said twenty times, but seldom for so long.
+    The answer starts at `ids[start]`. Small models that write greedily often do so. So do tables,
+    rows of zeros and a text that was to be written twenty times, but seldom for so long.
     """
     for cycle in range(1, min(LONGEST_CYCLE, len(ids) - start - ENDLESS) + 1):
         if ids[-1] == ids[-1 - cycle] and ids[-ENDLESS:] == ids[-ENDLESS - cycle : -cycle]:
@@ -44,10 +44,10 @@ def circles(ids: Sequence[int], start: int) -> bool:
 
 
 class EdgeStep(NamedTuple):
-    """The values of a step that the loop needs, copied before the engine's next decode.
+    """What the loop needs of an edge model's step, copied before the engine's next decode.
 
-    `token` is what the edge would write. Score, logprob and candidates are the model's own: a
-    grammar does not change them. `forced`: the grammar allows this token only.
+    `token` is what the edge would write. The router's `score`, `logprob` and `candidates` do not
+    depend on a grammar. `forced`: the grammar allows this token only.
     """
 
     score: float
@@ -58,19 +58,20 @@ class EdgeStep(NamedTuple):
     forced: bool = False
 
     def detailed(self) -> "EdgeStep":
-        """A copy with the edge's candidates; only valid before the engine's next decode."""
+        """Return a copy with the edge's candidates; call it before the engine's next decode."""
         if self.candidates:
             return self
         return self._replace(candidates=self.step.candidates(CANDIDATES))
 
 
 class Rules(NamedTuple):
-    """Constants of an answer: `prompt` and `context` in ids, `max_tokens` in tokens.
+    """The constants of an answer. `prompt` (the prompt's length) and `context` are in token ids.
 
-    With `boundaries` the cloud has another vocabulary: it is asked there alone, for words.
-    Control tokens in `shown` are text in this answer, which keeps to `constraint`. `pending`
-    reports drafts, `candidates` the edge's candidates with every token. `verify`: the cloud reads
-    every token, in `passages` where it writes none.
+    `boundaries` are given for a cloud with another vocabulary, which is asked only at word
+    boundaries, for words. Control tokens in `shown` appear as text in this answer; `constraint` is
+    its grammar. `pending` asks for events about drafts, `candidates` for the edge's candidates with
+    every token. `verify`: the cloud reads every token, by `passages` if it cannot write single
+    tokens.
     """
 
     policy: Policy
@@ -90,9 +91,10 @@ class Rules(NamedTuple):
 
 
 class Unwritten(msgspec.Struct, frozen=True):
-    """A completion's token that is still to be written.
+    """A token of a completion that is still to be written.
 
-    `ends`: the cloud ended the answer with it; `last`: the completion's last token.
+    `top` are the cloud's candidates; `ends`: the cloud ended the answer with this token; `last`: it
+    is the completion's last.
     """
 
     token: int
@@ -105,18 +107,19 @@ class Unwritten(msgspec.Struct, frozen=True):
 class HeldText(NamedTuple):
     """Output that cannot be shown yet.
 
-    `pending` are bytes of an incomplete character (at most three), `text` may begin a stop string.
+    `pending` are the bytes of an incomplete character (at most three); `text` may be the beginning
+    of a stop string.
     """
 
     pending: bytes = b""
     text: str = ""
 
     def feed(self, piece: bytes, stops: Sequence[str]) -> tuple[str, "HeldText", str | None]:
-        """Returns what can be shown, what is held now, and the first stop string that is complete.
+        """Add the bytes of a token; return the text to show, the new held text, and a stop string.
 
-        Invalid bytes become U+FFFD: over any split of a byte string the texts join to
-        `data.decode("utf-8", "replace")`. What can be shown never holds any part of a stop string;
-        after a match nothing is shown.
+        The stop string is the first that is complete now, or None; after it nothing more is shown,
+        and no part of a stop string ever is. Invalid bytes become U+FFFD: over any split of a byte
+        string the shown texts join to `data.decode("utf-8", "replace")`.
         """
         if not (stops or self.text or self.pending) and piece.isascii():
             return piece.decode("ascii"), self, None
@@ -125,11 +128,11 @@ class HeldText(NamedTuple):
         return self._shown(text, decoder.getstate()[0], stops)
 
     def before(self, piece: bytes) -> "HeldText":
-        """Without the bytes of a character that does not go on with `piece`."""
+        """Return the text without an incomplete character that `piece` does not continue."""
         return self if piece and piece[0] >> 6 == 0b10 else self._replace(pending=b"")
 
     def release(self, stops: Sequence[str]) -> tuple[str, str | None]:
-        """The text that is still held where an answer ends; the stop string that is in it."""
+        """Return the text still held at the end of an answer, and the stop string in it or None."""
         text, held, matched = self._shown(self.pending.decode("utf-8", "replace"), b"", stops)
         return text + held.text, matched
 
@@ -148,15 +151,15 @@ class HeldText(NamedTuple):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer after `index` tokens.
+    """The state of an answer after `index` tokens.
 
-    `held` is text that cannot be shown yet. `unwritten` is the rest of a completion; while
-    speculating, `expected` counts the tokens (or words) that one in flight will still bring.
-    With a cloud of another vocabulary a consult that was wanted inside a word is `deferred` to its
-    end; where the cloud's text ended (`divided`) it may be asked again. `over_budget`: the last
-    consult was refused for its cost or privacy; until one is sent the answer earns nothing, since
-    its share cannot be reached. `end` is set if the answer is over, `stopped` if a stop string
-    ended it.
+    `held` is text that cannot be shown yet. `unwritten` is the rest of a completion. In a state of
+    drafts `expected` counts the tokens (or words) that the request in flight will still bring. With
+    a cloud of another vocabulary, a request that was due inside a word is `deferred` to the end of
+    the word; at the place where the cloud's text ended (`divided`) it may be asked again.
+    `over_budget`: the last request was refused for cost or privacy; until one is sent the answer
+    earns no budget, since its share cannot be reached. `end` is set once the answer is over,
+    `stopped` if a stop string ended it.
     """
 
     budget: Budget
@@ -171,10 +174,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     stopped: str | None = None
 
     def decide(self, step: EdgeStep, ids: Sequence[int], rules: Rules) -> Decision:
-        """Whether to consult after `ids`, and for how many tokens.
+        """Return whether to ask the cloud after `ids`, and for how many tokens.
 
-        If the cloud cannot be asked here (inside a word), ask at the next word boundary. Never ask
-        where the grammar allows one token only.
+        Inside a word, where a cloud of another vocabulary cannot be asked, the request is put off
+        to the next word boundary. Where the grammar allows one token only, the cloud is never
+        asked.
         """
         decision = rules.policy.decide(1.0 if self.deferred else step.score, self.budget)
         if step.forced:
@@ -188,21 +192,20 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
 
     def expecting(self, ask: int, rules: Rules) -> "State":
-        """Speculating: the state after a consult assumed to bring all `ask` tokens, or words."""
+        """Return the state of drafts that assume a request brings all its `ask` tokens or words."""
         # The cost of a word is known once it is drafted.
         charged = ask if rules.boundaries is None else 0
         return replace(self, expected=ask, budget=rules.policy.charged(self.budget, charged))
 
     def after_draft(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
-        """The state after the draft `token`: owes one word less if `token` begins another."""
+        """Return the state with one expected word fewer if the draft `token` opens another word."""
         opens = rules.boundaries is not None and rules.boundaries.opens(ids, rules.prompt, token)
         return replace(self, expected=self.expected - 1) if self.expected and opens else self
 
     def answered(self, completion: Completion, fit: int, rules: Rules) -> "State":
-        """The state with a completion's ids at hand, which are all charged.
+        """Return the state in which a completion's ids wait to be written; all of them are charged.
 
-        The grammar allows the first `fit`; those beyond them, and what the cap has no room for,
-        are wasted.
+        The grammar allows the first `fit`; the rest, and what the cap has no room for, is wasted.
         """
         ids, tops = completion.ids, completion.top
         kept, last = rules.policy.fit_to_cap(self.budget, len(ids)), len(ids) - 1
@@ -222,9 +225,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def write(
         self, token: int, by: Source, rules: Rules, reason: Reason | Fault | None
     ) -> tuple["State", str]:
-        """The state after one more token, and the text that can be shown for it.
+        """Return the state after one more token, and the text that can be shown for it.
 
-        `reason` says why it is this model's; None for a draft that nobody decided on.
+        `by` is the model that wrote it and `reason` says why; None for a draft not yet decided on.
         """
         ended = token in rules.tokenizer.eos_ids
         if self.unwritten:

@@ -1,9 +1,10 @@
-"""Verification: the edge writes ahead of the answer, and the cloud reads along.
+"""Verification: the edge model writes ahead of the answer, and the cloud model reads along.
 
-Blocks of drafts are sent to the cloud while the edge goes on behind them. What it lets stand
-becomes the answer; where it corrects a token, that is written and all drafts are rolled back. The
-cloud judges each token by what is before it, and the answer decides in its own order: so no answer
-depends on the link, on how drafts were cut into blocks, or on how many flew at a time.
+Blocks of draft tokens are sent to the cloud while the edge goes on behind them. Accepted drafts
+become the answer; where the cloud corrects one, the correction is written and all drafts behind it
+are rolled back. The cloud judges each token by what is before it, and the answer takes verdicts in
+its own order. So no answer depends on the link, on how drafts were cut into blocks, or on how many
+blocks were in flight.
 """
 
 import math
@@ -28,18 +29,24 @@ from edgewise.routers.untrained import Constant
 BLOCK, FLYING = 16, 6
 
 SURE = 0.8
-"""Where the edge's own token is less probable, a block ends: a correction would waste the rest."""
+"""A block ends at an edge token less probable than this: a correction would waste what is behind
+it."""
 
 READS_ALONG = Constant(0.0)
-"""No router is asked where the cloud reads every token."""
+"""The router where the cloud reads every token: it never decides anything."""
 
 Verdict = Verified | Completion | CloudError | Reason | Fault
-"""What the cloud says of a token, or writes in its place; or why it says nothing."""
+"""The outcome for a draft token: the cloud's view of it, its replacement, or why there is neither.
+
+A `Completion` holds what the cloud writes in its place; "verified" means accepted.
+"""
 
 
 class _Block(NamedTuple):
-    """Drafts from `start` to before `end`, positions in the ids; they were sent in `flight`, or why
-    they were not."""
+    """Draft tokens at positions `start` to before `end` of the ids, sent to be verified.
+
+    `flight` is the request that verifies them, or the reason why none was sent.
+    """
 
     start: int
     end: int
@@ -47,9 +54,10 @@ class _Block(NamedTuple):
 
 
 class Verification(Speculation):
-    """The drafts of an answer, and what the cloud says of them.
+    """The draft tokens of an answer that the cloud verifies, and its verdicts on them.
 
-    `over` tells of the verifications that are over and that nobody has reported yet.
+    `over` holds events of finished verifications that nobody has reported yet. `escalated` says
+    that the cloud was asked for the whole answer.
     """
 
     _consults: Clouds
@@ -63,9 +71,10 @@ class Verification(Speculation):
         budget: Budget,
         escalation: Escalation | None = None,
     ) -> None:
-        """`budget` is the answer's at its start, which decides whether it is verified at all.
+        """`budget`, the answer's at its start, decides whether the answer is verified at all.
 
-        `escalation` decides whether the cloud writes all of it. A response format is the edge's.
+        `escalation` decides whether the cloud writes all of it; with a response format it never
+        does.
         """
         super().__init__(ids, edge, READS_ALONG, consults, rules)
         self.over: list[Consult] = []
@@ -87,9 +96,10 @@ class Verification(Speculation):
         self._entropy, self._weighed = 0.0, False
 
     def ahead(self, state: State) -> int | None:
-        """Draft one token more, after `state` and the drafts, and return it; None if it must wait.
+        """Draft one more token after `state` and the drafts; return it, or None if that must wait.
 
-        The drafts that no block holds are sent where a block is due and one more may fly.
+        Drafts that belong to no block yet are sent once a block is due and one more may be in
+        flight.
         """
         tip = self._tip if self._tip is not None and self.drafts else state
         self._send(tip)
@@ -112,7 +122,7 @@ class Verification(Speculation):
         return step.token
 
     def _ends_block(self, tip: State, step: EdgeStep) -> bool:
-        """Whether a block ends with the draft of `step`, after which the state is `tip`."""
+        """Whether a block ends with the draft token of `step`; `tip` is the state after it."""
         if tip.end is not None or self._unsent == self._most:
             return True
         if not self._passages:
@@ -134,7 +144,11 @@ class Verification(Speculation):
         return bytes_of(self._rules.tokenizer, ids).decode("utf-8", "ignore")
 
     def verdict(self, *, wait: bool) -> Verdict | None:
-        """What the cloud says of the first draft; None if that has not come, or was not asked."""
+        """Return the verdict on the first draft token and forget it.
+
+        Returns None if the token was not sent yet, or, unless this should `wait`, the verdict has
+        not come.
+        """
         while (at := len(self._ids)) not in self._verdicts:
             if not self._blocks:
                 return None
@@ -170,13 +184,18 @@ class Verification(Speculation):
         return self._verdicts.pop(at)
 
     def drop(self, position: int) -> int:
+        """Drop all drafts, blocks and verdicts; roll the edge back to `position`.
+
+        Returns how many requests were dropped.
+        """
         self._blocks.clear()
         self._verdicts.clear()
         self._unsent, self._due = 0, False
         return super().drop(position)
 
     def _send(self, tip: State) -> None:
-        """Send what no block holds, if it is due: `tip` is the state after it."""
+        """Send the drafts that belong to no block, if a block is due; `tip` is the state after
+        them."""
         if not self._due or len(self._blocks) == self._flying:
             return
         ids, count = [*self._ids, *self.drafts], self._unsent
@@ -197,7 +216,8 @@ class Verification(Speculation):
         self._unsent, self._due = 0, False
 
     def _nothing_stands(self, outcome: Completion | CloudError) -> bool:
-        """Whether the whole answer is asked for, since the first passage does not stand at all."""
+        """Whether the whole answer is to be asked for, since the first passage was rejected
+        entirely."""
         if self._escalation is None or isinstance(outcome, CloudError):
             return False
         escalation, self._escalation = self._escalation, None

@@ -1,7 +1,7 @@
-"""The contract of a router: a pure function from a `Step` to a score.
+"""The contract of a router: a pure function from a `Step` of the edge model to a score.
 
-A class of routers is a *kind*. One that is made without arguments needs no more than this; one
-that is trained also has `load`, and `fit` (`edgewise_lab/training/fit.py`).
+A class of routers is called a *kind*. A kind that is made without arguments needs no more than
+this; a trained one also has `load`, and `fit` (`edgewise_lab/training/fit.py`).
 
 A router in ten lines:
 
@@ -23,25 +23,25 @@ from edgewise.routers.card import RouterCard
 
 
 class Router(Protocol):
-    """Scores how much the next token needs the cloud; knows no threshold and does no I/O."""
+    """Scores how much the next token needs the cloud. A router has no threshold and does no I/O."""
 
     @property
     def needs(self) -> Needs:
-        """Parts of a step that `score` reads."""
+        """The parts of a step that `score` reads, which the engine must therefore keep."""
         ...
 
     @property
     def top(self) -> int:
-        """Number of likeliest ids that `score` reads of a step."""
+        """How many of the likeliest ids of a step `score` reads."""
         ...
 
     def score(self, step: Step) -> float:
-        """Returns a score from 0 (keep the edge's token) to 1 (ask the cloud)."""
+        """Return a score from 0 (keep the edge's token) to 1 (ask the cloud)."""
         ...
 
 
 def checked_score(router: Router, step: Step) -> float:
-    """The router's score. Raises `UsageError` for anything but a number from 0 to 1."""
+    """Return the router's score of a step; raise `UsageError` if it is no number from 0 to 1."""
     # Routers are third-party code: text, None and arrays come as well as numbers.
     score: Any = router.score(step)
     if isinstance(score, float | int | np.floating) and 0.0 <= float(score) <= 1.0:
@@ -55,9 +55,12 @@ def checked_score(router: Router, step: Step) -> float:
 
 
 class Trained(Router, Protocol):
-    """A kind whose routers have weights; `routers/signals.py` reads its inputs."""
+    """A kind of routers whose weights are trained; `routers/signals.py` reads their inputs."""
 
     @classmethod
     def load(cls, card: RouterCard, folder: Path) -> Router:
-        """The router of a checkpoint. Raises `UsageError` for tensors that do not fit the card."""
+        """Load the router of the checkpoint in `folder`, whose model card is `card`.
+
+        Raises `UsageError` for tensors that do not fit the card.
+        """
         ...

@@ -1,4 +1,4 @@
-"""A router checkpoint: `config.json`, and `model.safetensors` where the router has weights."""
+"""A router's checkpoint: its card (`config.json`), and `model.safetensors` if it has weights."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,46 +18,49 @@ from edgewise.settings import unmarked
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MISSED = 0.1
-"""A realised share further than this from the one asked for (relative) is reported."""
+"""A realised cloud share that differs by more than this part of the one asked for is reported."""
 
 MAX_CONFIG = 1 << 20
 
 LONGEST = 32
-"""Ids of a text that are read."""
+"""How many ids of each probe text `behaviour_of` reads."""
 
 LEAST = -12.0
-"""Lower logprobs count as this one: what is all but impossible says little, and varies much."""
+"""Lower logprobs (nats) count as this one: those of all but impossible ids vary and say little."""
 
 APART = 0.6
-"""Nats, root mean square, that two builds of one model may differ by.
+"""How far two builds of one model may differ: root mean square of logprobs, in nats.
 
-Of an edge model 64 wide f16 lay 0.07 off q8_0, q5_0 0.55, the larger model beside it 3.0.
+For an edge model 64 wide, f16 differed from q8_0 by 0.07, from q5_0 by 0.55, and from the larger
+model by 3.0.
 """
 
 
 _Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 SHARE = r"(0(\.\d+)?|1|\d(\.\d+)?e-\d+)"
-"""The pattern of a cloud share as text."""
+"""A regular expression for a cloud share as text."""
 
 _Thresholds = dict[Annotated[str, msgspec.Meta(pattern=rf"^{SHARE}$")], _Part]
 """Thresholds by cloud share, as text."""
 
 
 class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The card of a checkpoint.
+    """A router's model card, as its checkpoint's `config.json` holds it.
 
     `kind` is a router's name: a registered one, `module:Class`, or `file.py:Class` with the file
-    relative to the checkpoint's folder. `inputs` are the signals that it reads, in this order;
-    `reference` is what the input `ranks` ranks among.
-    `thresholds` maps a cloud share (as text, "0.05") to the threshold that realises it, measured
-    on `calibrated_on`; `realised` maps it to what came of it there, with the ends of the 95%
-    interval. Fingerprints are those of the edge model's file and of its tokenizer. `trained_on` and
-    `label` say what the weights were fitted to, `loss` what is left on texts set aside there, in
-    nats a token, and `baseline_loss` what the best constant score leaves. `probability` are knots
-    (score, probability that a consult is worth it by that label), ascending. `build` is the engine
-    and the form of the edge model's weights, and `behaviour` what it expects of fixed texts
-    (`behaviour_of`), by which other builds of the same model are known. `measured` says in a
-    sentence what the router bought, and where.
+    relative to the checkpoint's folder. Fingerprints are those of the edge model's file and of its
+    tokenizer. `inputs` are the signals that the router reads, in this order; `top_k` is the k of
+    those that read the k likeliest ids; `reference` holds the quantiles among which the input
+    `ranks` ranks.
+
+    `thresholds` maps a cloud share (as text, "0.05") to the threshold that realises it, measured on
+    `calibrated_on`; `realised` maps it to the share that came of it there and the ends of the 95%
+    interval. `trained_on` and `label` say what the weights were fitted to; `loss` is what remained
+    on texts set aside there, in nats a token, and `baseline_loss` the loss of the best constant
+    score. `probability` are knots (score, probability that asking the cloud is worth it by that
+    label), ascending. `build` is the engine and the form of the edge model's weights; `behaviour`
+    holds its logprobs on fixed texts (`behaviour_of`), by which other builds of the same model are
+    recognised. `measured` says in a sentence what the router bought, and where.
     """
 
     format: Literal[1] = 1
@@ -81,7 +84,10 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     measured: str = ""
 
     def require_fits(self, edge: EdgeModel, where: Path) -> None:
-        """Raise `RouterMismatch` unless the router was made for this edge model, in any build."""
+        """Raise `RouterMismatch` unless the router in the folder `where` fits this edge model.
+
+        It fits every build of the model for which it was made.
+        """
         problem, reads = None, "hidden" in self.inputs
         if reads and not edge.abilities.hidden:
             raise RouterMismatch(
@@ -108,11 +114,11 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
     def is_of_another_build(self, edge: EdgeModel) -> bool:
-        """Whether the edge model has another engine or form of weights than the router's."""
+        """Whether the edge model differs from the router's by engine, file or form of weights."""
         return self.edge_fingerprint != edge.fingerprint()
 
     def build_warning(self, edge: EdgeModel) -> str | None:
-        """A warning if the thresholds were set on another build of the edge model; else None."""
+        """Return a warning if the thresholds come from another build of the model, else None."""
         if not self.thresholds or not self.is_of_another_build(edge):
             return None
         return (
@@ -122,20 +128,20 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def threshold(self, share: float) -> float | None:
-        """The threshold for `share`, between the nearest calibrated ones; None outside them."""
+        """Return the threshold for `share`, interpolated; None outside the calibrated shares."""
         known = [float(text) for text in self.thresholds]
         inside = bool(known) and min(known) <= share <= max(known)
         return start_at(self.thresholds, share) if inside else None
 
     def probability_at(self, score: float) -> float | None:
-        """Calibrated probability of a score, between the two nearest knots; None without any."""
+        """Return the calibrated probability of a score, interpolated; None without calibration."""
         if not self.probability:
             return None
         scores, values = zip(*self.probability, strict=True)
         return float(np.interp(score, scores, values))
 
     def warnings(self) -> tuple[str, ...]:
-        """Warnings from the router's own figures, one sentence each."""
+        """Return warnings about the router's own figures, one sentence each."""
         warnings: list[str] = []
         loss, constant = self.loss, self.baseline_loss
         if loss is not None and constant is not None and loss >= constant:
@@ -155,7 +161,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
-    """A controller's first threshold for `share`, between the nearest shares; None without any."""
+    """Return a controller's first threshold for `share`, interpolated; None without thresholds."""
     if not thresholds:
         return None
     shares, values = zip(*sorted((float(text), at) for text, at in thresholds.items()), strict=True)
@@ -163,7 +169,7 @@ def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
 
 
 def read_card(folder: Path) -> RouterCard:
-    """Read and validate `config.json`; raises `UsageError`."""
+    """Read and check the card in a checkpoint's folder. Raises `UsageError`."""
     path = folder / CONFIG
     if not path.is_file():
         raise UsageError(
@@ -197,7 +203,7 @@ def _ascends(*columns: Sequence[float]) -> bool:
 
 
 def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
-    """The logprob of every id of the probe texts but the first of each, nats."""
+    """Return the edge model's logprobs (nats) on the probe texts, for all ids after the first."""
     logprobs: list[float] = []
     for text in PROBES:
         ids = edge.tokenizer.encode(text)[: min(LONGEST, edge.context)]
@@ -211,7 +217,10 @@ def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Root mean square of the differences, nats; infinite where they are not of the same texts."""
+    """Return the root mean square difference of two behaviours, in nats.
+
+    Infinite if they are empty or of different lengths, so not of the same texts.
+    """
     if not one or len(one) != len(other):
         return math.inf
     return math.dist(one, other) / math.sqrt(len(one))

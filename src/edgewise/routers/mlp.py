@@ -1,4 +1,4 @@
-"""A trained router: a small perceptron over the step's features, in numpy."""
+"""A trained router: a small multilayer perceptron over features of the step, in numpy."""
 
 import math
 from pathlib import Path
@@ -16,17 +16,17 @@ from edgewise.routers.signals import needs_of, reader_of, top_of, width_of
 
 TABLE = "token_table"
 MAX_WEIGHTS = 1 << 30
-"""Bytes; a table of 256 thousand tokens for a first layer of 1,024 is half of it."""
+"""Size limit of the weights in bytes, twice a table of 256,000 tokens by 1,024 outputs."""
 
 
 class Mlp:
-    """sigmoid(W_n relu(... relu(W_1 (x - mean) / std + b_1 + t)) + b_n).
+    """A perceptron: sigmoid(W_n relu(... relu(W_1 (x - mean) / std + b_1 + t)) + b_n).
 
-    Tensors of the checkpoint, float32: `mean` and `std` [inputs], `layers.I.weight` [out, in] and
-    `layers.I.bias` [out]; the last layer has one output. Inputs stand in the card's order. t is
-    what the first layer makes of the proposed token's embedding: with that input there is
-    `token_table`, float16 [vocabulary, first out], so that one row is read instead of a product;
-    `tokens` is how many it has, None without a table.
+    x are the inputs in the order of the router's model card. The checkpoint's tensors are float32:
+    `mean` and `std` [inputs], `layers.I.weight` [out, in] and `layers.I.bias` [out]; the last layer
+    has one output. t is what the first layer makes of the proposed token's embedding. A router with
+    that input has a `token_table`, float16 [vocabulary, first out], so that a row is read instead
+    of a product computed; `tokens` is the number of its rows, None without a table.
     """
 
     def __init__(self, card: RouterCard, folder: Path) -> None:
@@ -47,10 +47,11 @@ class Mlp:
 
     @classmethod
     def load(cls, card: RouterCard, folder: Path) -> "Mlp":
+        """Load the router of the checkpoint in `folder`; raises `UsageError` for unfit tensors."""
         return cls(card, folder)
 
     def score(self, step: Step) -> float:
-        """The probability that the cloud should write this token."""
+        """Return the probability that the cloud should write this token."""
         x = self._read(step)
         last = len(self._layers) - 1
         for index, (weight, bias) in enumerate(self._layers):
@@ -79,7 +80,7 @@ def _load(path: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def _folded(tensors: dict[str, Floats], width: int, folder: Path) -> list[_Layer]:
-    """The layers, with the normalisation of the inputs folded into the first."""
+    """Return the layers, with the normalisation of the inputs folded into the first."""
     try:
         count = sum(name.endswith(".weight") for name in tensors)
         layers = [

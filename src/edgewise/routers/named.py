@@ -1,4 +1,4 @@
-"""Routers by name: the table of kinds, and the way from a name or a checkpoint to a router."""
+"""Routers by name: the table of kinds, and how a name or a checkpoint becomes a router."""
 
 import hashlib
 from collections.abc import Callable
@@ -27,11 +27,12 @@ ROUTERS: Registry[type[Router]] = Registry(
     wanted=("score",),
     code=True,
 )
+"""The registered kinds of routers by name."""
 _CONSTANT = "constant:"
 
 
 def is_router(name: str) -> bool:
-    """Whether `name` is that of a router which needs no checkpoint. Loads what it names."""
+    """Whether `name` is a router that needs no checkpoint; a kind's code is imported for this."""
     return name.startswith(_CONSTANT) or (name in ROUTERS and not is_trained(name))
 
 
@@ -41,7 +42,7 @@ def is_trained(kind: str) -> bool:
 
 
 def runs_code(name: str) -> bool:
-    """Whether `name` is code by itself, or a folder whose card says what code to run."""
+    """Whether `name` is itself code (`module:Class`), or a checkpoint whose card names code."""
     if is_code(name):
         return True
     folder = local_folder(name)
@@ -49,7 +50,7 @@ def runs_code(name: str) -> bool:
 
 
 def router_named(name: str) -> Router:
-    """A router that needs no checkpoint. Raises `UsageError`."""
+    """Return a router that needs no checkpoint, by its name. Raises `UsageError`."""
     if name.startswith(_CONSTANT):
         return _constant(name)
     if name not in ROUTERS:
@@ -73,7 +74,7 @@ def router_named(name: str) -> Router:
 
 
 def router_of(card: RouterCard, folder: Path) -> Router:
-    """The router of a checkpoint, already checked against the edge model. Raises `UsageError`."""
+    """Return the router of a checkpoint whose card fits the edge model. Raises `UsageError`."""
     name = kind_beside(card.kind, folder)
     if not is_trained(name):
         return router_named(name)
@@ -82,19 +83,19 @@ def router_of(card: RouterCard, folder: Path) -> Router:
 
 
 def kind_beside(kind: str, folder: Path) -> str:
-    """A card's kind as a name: a file is written there relative to the checkpoint's folder."""
+    """Return a card's kind as a router name, with `folder` put before the file that it may name."""
     file = code_file(kind)
     return kind if file is None else f"{folder / file}{kind[len(file) :]}"
 
 
 def identity_named(name: str) -> str:
-    """Tells a router that needs no checkpoint from any other: its name, and its code's digest."""
+    """Return a digest that identifies a router without a checkpoint: of its name and its code."""
     source = "" if name.startswith(_CONSTANT) else ROUTERS.source(name)
     return _digest(name.encode(), source.encode())
 
 
 def identity_of(card: RouterCard, folder: Path) -> str:
-    """Tells a checkpoint from any other, wherever it lies: card, weights, and its code's digest."""
+    """Return a digest that identifies a checkpoint in any folder: of its card, weights and code."""
     weights = folder / WEIGHTS
     held = weights.read_bytes() if weights.is_file() else b""
     source = ROUTERS.source(kind_beside(card.kind, folder))
@@ -119,7 +120,7 @@ def _made(name: str, make: Callable[[], Router]) -> Router:
 
 
 def checked_router(name: str, router: Router) -> Router:
-    """The router, if the decoder can use it. Raises `UsageError`."""
+    """Return the router if the decoder can use it, else raise `UsageError` about `name`."""
     needs, top = (getattr(router, attribute, None) for attribute in ("needs", "top"))
     if isinstance(router, type) or not callable(getattr(router, "score", None)):
         raise UsageError(

@@ -1,6 +1,6 @@
 """Signals: what a trained router reads of a step, the same in training and at run time.
 
-A new signal is one more `Signal` in `SIGNALS`, and a line in docs/routers.md.
+To add a signal, add a `Signal` to `SIGNALS`, and a line to docs/routers.md.
 """
 
 import math
@@ -15,23 +15,25 @@ from edgewise.errors import UsageError
 from edgewise.routers import text
 
 EVIDENCE = 10
-"""Number of top logits that LogTokU reads."""
+"""How many of the largest logits `logtoku` reads."""
 
 
 Reference = tuple[tuple[float, ...], ...]
-"""By uncertainty (entropy, 1 - p1, 1 - (p1 - p2)): ascending quantiles of it where an edge model
-writes by itself. So a rank means the same beside any edge model."""
+"""Quantiles of the edge model's three uncertainties (entropy, 1 - p1, 1 - (p1 - p2)) on text that
+it writes by itself, ascending. A rank among them means the same for any edge model."""
 
 QUANTILES = 65
+"""The number of quantiles in a `Reference`, for each uncertainty."""
 
 
 class Signal(NamedTuple):
-    """An input of routers.
+    """A feature of a step that routers may take as input.
 
-    `read(step, k)` returns float32[width]; without it a router looks the proposed token up in a
-    table of its own. `width` is a number, or "d" for the hidden state's size, or "k" for the number
-    of log-probs. `top` is how many of the likeliest ids the step must keep, k where the width is
-    k. `default` inputs are those of a router whose trainer names none.
+    `read(step, k)` returns float32[width]; without it a router looks up the proposed token in a
+    table of its own. `width` is a number, or "d" for the size of the hidden state, or "k" for
+    `RouterCard.top_k`. `needs` and `top` say what the step must keep: its parts, and how many of
+    the likeliest ids (k where the width is k). A router whose trainer names no inputs has the
+    `default` ones.
     """
 
     name: str
@@ -41,7 +43,8 @@ class Signal(NamedTuple):
     top: int = 0
     default: bool = True
     ranked: bool = False
-    """Whether a router reads the ranks (`ranks_of`) of what `read` returns; `width` is theirs."""
+    """Whether a router reads the ranks (`ranks_of`) of what `read` returns; `width` counts the
+    ranks."""
 
 
 def _hidden(step: Step, _k: int) -> Floats:
@@ -49,20 +52,20 @@ def _hidden(step: Step, _k: int) -> Floats:
 
 
 def _logprobs(step: Step, k: int) -> Floats:
-    """Log-probs of the k likeliest ids."""
+    """Return the logprobs of the k likeliest ids, best first."""
     _, logits = step.top(k)
     return logits - logits[0] + np.float32(step.logprob(step.proposed))
 
 
 def _scalars(step: Step, _k: int) -> Floats:
-    """Entropy in nats, max-prob, margin, LogTokU."""
+    """Return entropy (nats), max-prob, margin and LogTokU."""
     first, second = map(math.exp, _logprobs(step, 2))
     _, logits = step.top(EVIDENCE)
     return np.array([step.entropy, first, first - second, logtoku(logits)], np.float32)
 
 
 def _uncertainties(step: Step, _k: int) -> Floats:
-    """Entropy, 1 - p1, 1 - (p1 - p2)."""
+    """Return entropy (nats), 1 - p1 and 1 - (p1 - p2)."""
     first, second = map(math.exp, _logprobs(step, 2))
     return np.array([step.entropy, 1.0 - first, 1.0 - first + second], np.float32)
 
@@ -84,14 +87,14 @@ SIGNALS = {
         Signal("token_embedding", None, 0, default=False),
     )
 }
-"""Signals by name, in the order of a router's inputs."""
+"""All signals by name, in the order of a router's inputs."""
 
 READ = tuple(name for name, signal in SIGNALS.items() if signal.read is not None)
-"""Signals read of a step, and collected for training."""
+"""The names of signals that are read from a step, and collected for training."""
 
 
 def signals_of(inputs: Iterable[str]) -> list[Signal]:
-    """The signals of these names. Raises `UsageError` for another name."""
+    """Return the signals with these names. Raises `UsageError` for an unknown name."""
     if unknown := [name for name in inputs if name not in SIGNALS]:
         raise UsageError(
             f"There is no input {unknown[0]!r} of routers",
@@ -102,7 +105,7 @@ def signals_of(inputs: Iterable[str]) -> list[Signal]:
 
 
 def needs_of(inputs: Sequence[str]) -> Needs:
-    """Parts of a step that these inputs read."""
+    """Return the parts of a step that these inputs read."""
     needs = Needs.NOTHING
     for signal in signals_of(inputs):
         needs |= signal.needs
@@ -110,12 +113,12 @@ def needs_of(inputs: Sequence[str]) -> Needs:
 
 
 def top_of(inputs: Sequence[str], top_k: int) -> int:
-    """Number of likeliest ids of a step that these inputs read."""
+    """Return how many of a step's likeliest ids these inputs read."""
     return max((top_k if one.width == "k" else one.top for one in signals_of(inputs)), default=0)
 
 
 def width_of(inputs: Sequence[str], hidden_size: int, top_k: int) -> int:
-    """Length of the feature vector; the token's embedding is looked up and adds nothing to it."""
+    """Return the length of the feature vector; the token's embedding, looked up, adds nothing."""
     sizes = {"d": hidden_size, "k": top_k}
     widths = [signal.width for signal in signals_of(inputs)]
     return sum(width if isinstance(width, int) else sizes[width] for width in widths)
@@ -124,9 +127,9 @@ def width_of(inputs: Sequence[str], hidden_size: int, top_k: int) -> int:
 def reader_of(
     inputs: Sequence[str], top_k: int, reference: Reference = ()
 ) -> Callable[[Step], Floats]:
-    """Reads float32[width_of(...)] of a step: the inputs in their order, not yet normalised.
+    """Return a function that reads the inputs from a step, in order, as float32[width_of(...)].
 
-    `reference` is what `ranks` are taken among.
+    They are not normalised. `reference` are the quantiles among which the input `ranks` ranks.
     """
     signals = signals_of(inputs)
     reads = [
@@ -147,7 +150,10 @@ def _ranked(
 
 
 def ranks_of(values: Floats, reference: Reference) -> Floats:
-    """Ranks float32[..., 2m] of float32[..., m] values: each one's quantile, then its log-odds."""
+    """Return ranks of `values`: the quantile of each in `reference`, then the log-odds of each.
+
+    Of float32[..., m] values these are float32[..., 2m].
+    """
     quantiles = [
         np.interp(values[..., at], known, np.linspace(0.0, 1.0, len(known)))
         for at, known in enumerate(reference)
@@ -157,14 +163,14 @@ def ranks_of(values: Floats, reference: Reference) -> Floats:
 
 
 def logtoku(logits: Floats) -> float:
-    """Aleatoric times epistemic uncertainty of the largest logits, float32[k], read as evidence.
+    """Return the uncertainty LogTokU, aleatoric times epistemic, of the largest logits, float32[k].
 
     Ma et al. 2025 (arXiv 2502.00290), equations 3-6: with x the logits (negative ones count as 0)
     and S their sum, AU = -sum x_i/S (digamma(x_i + 1) - digamma(S + 1)) and EU = k / (S + k). The
-    value is AU * EU, with AU over its greatest value log k: from 0 to 1 (no evidence at all).
-    As a score it ranks tokens badly: where many words would do, many logits are large, which
-    counts as much evidence, and logits have no zero of their own. Beside other inputs it tells
-    how large they are, which log-probs do not.
+    value is AU * EU, with AU over its greatest value log k: from 0 to 1 (no evidence at all). As a
+    score it ranks tokens badly: where many words would do, many logits are large, which counts as
+    much evidence, and logits have no zero of their own. Beside other inputs it tells how large the
+    logits are, which logprobs do not.
     """
     size = len(logits)
     evidence = np.maximum(logits.astype(np.float64), 0.0)
@@ -177,7 +183,7 @@ def logtoku(logits: Floats) -> float:
 
 
 def digamma(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The digamma function for x > 0, to 1e-9.
+    """Return the digamma function for x > 0, to 1e-9.
 
     Recurrence to x + 6, then the asymptotic series: Abramowitz and Stegun 6.3.5 and 6.3.18.
     """

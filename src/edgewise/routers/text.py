@@ -1,6 +1,6 @@
-"""Features of the text around a token: its form and position, never the token's identity.
+"""Features of the text around a token: the form and position of the token, never its identity.
 
-The words are English; elsewhere these columns are 0 and the others say what they say.
+The word lists are English; in other languages their columns are 0 and the others still hold.
 """
 
 import math
@@ -11,7 +11,7 @@ import numpy as np
 from edgewise.edge.base import Floats, Step, Tokenizer, Written
 
 TAIL = 32
-"""Tokens of the answer that are read again at each step, so that a long answer costs no more."""
+"""How many tokens of the answer's end are read at each step, so that long answers cost no more."""
 
 _COPULAS = frozenset(("am", "are", "be", "been", "is", "was", "were"))
 _ARTICLES = frozenset(("a", "an", "the"))
@@ -28,13 +28,13 @@ NAMES = (
     *("after copula", "after article", "after preposition"),
     *("first", "answer position", "sentence position", "step position", "length"),
 )
-"""Columns of `text_of`, in its order."""
+"""The names of the columns of `text_of`, in order."""
 
 
 def text_of(step: Step) -> Floats:
-    """float32[len(NAMES)]: what the edge would write here, and what stands before it.
+    """Return float32[len(NAMES)]: features of the proposed token and of the text before it.
 
-    Needs the text before the step and its two likeliest ids.
+    The step must keep the text before it and its two likeliest ids.
     """
     written, proposed = step.written, step.proposed
     prompt, answer = written.ids[: written.prompt], written.ids[written.prompt :]
@@ -69,7 +69,8 @@ def _form(piece: str) -> tuple[bool, ...]:
 
 
 def _before(piece: str, tail: str) -> tuple[bool, ...]:
-    """Features of the character and the word before, and whether the token continues them."""
+    """Return features of the character and word before the token, and whether it continues the
+    word."""
     last, kept = tail[-1:], tail.rstrip()
     inside = piece[:1].isalnum() and last.isalnum()
     mark = kept[-1:]
@@ -90,7 +91,7 @@ def _before(piece: str, tail: str) -> tuple[bool, ...]:
 
 
 def _position(written: Written, piece: str, tail: str) -> tuple[float, ...]:
-    """Logarithms of tokens of the answer, and of characters of the sentence and of the line."""
+    """Return whether the token is first, and log lengths of answer, sentence, line and token."""
     before = len(written.ids) - written.prompt
     sentence = len(tail) - 1 - max(map(tail.rfind, _SENTENCE_ENDS))
     line = len(tail) - 1 - tail.rfind("\n")

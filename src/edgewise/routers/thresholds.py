@@ -1,8 +1,9 @@
-"""The first threshold of an uncalibrated router, from its scores of the edge's own answers.
+"""The first threshold of an uncalibrated router, from its scores of the edge model's own answers.
 
-No score means the same on two edge models: half of the greatest entropy is passed at every fifth
-token of one, and never by another that is sure of itself. So the edge model answers a few prompts,
-once for a router; a share of the tokens has scores above the threshold that it starts at.
+A score means something else on every edge model: half of the greatest entropy is passed at every
+fifth token of one, and never by another that is sure of itself. So the edge model answers a few
+prompts, once for each router. The first threshold for a cloud share is the score that this share of
+the tokens exceeds.
 """
 
 import hashlib
@@ -33,27 +34,28 @@ PROMPTS = (
     "Write a short letter to a neighbour whose dog barks at night.",
 )
 TOKENS = 40
-"""Length of each answer."""
+"""The greatest length of each answer."""
 
 KEEP = "keep"
-"""Names the threshold that `edgewise tune --keep` found, among those by cloud share."""
+"""The key, among cloud shares, of the threshold that `edgewise tune --keep` found."""
 
 TIERS = "tiers"
-"""Stands for a router's identity in what is kept of a further cloud, which any router leads to."""
+"""Stands for a router's identity in thresholds of a further cloud, which hold with any router."""
 
 _Thresholds = dict[
     Annotated[str, msgspec.Meta(pattern=rf"^({SHARE}|keep)$")],
     Annotated[float, msgspec.Meta(ge=0, le=1)],
 ]
-"""Thresholds by cloud share. A file that somebody changed is measured anew."""
+"""Thresholds by cloud share. An invalid file is ignored, and thresholds are measured anew."""
 
 _log = logging.getLogger(__name__)
 
 
 def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[str, float]:
-    """Thresholds by cloud share, like a card's; empty for a router that does not read the edge.
+    """Return thresholds by cloud share, as a card has them, from the edge model's own answers.
 
-    They are kept for the next start, under the model's fingerprint and the router's `identity`.
+    They are stored for the next start, by the edge model's fingerprint and the router's `identity`.
+    Empty for a router that reads nothing of a step, and where no prompt fits the context.
     """
     if router.needs is Needs.NOTHING:
         return {}
@@ -75,14 +77,17 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
 
 
 def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str, float]:
-    """Thresholds stored by `keep_tuned` for a pair with the cloud at this address; may be empty."""
+    """Return the thresholds that `keep_tuned` stored for these; empty if there are none.
+
+    `identity` is the router's digest, `cloud` the cloud's address.
+    """
     return _kept(_record("tuned", edge, identity, cloud))
 
 
 def keep_tuned(
     edge: EdgeModel, identity: str, cloud: str, thresholds: Mapping[str, float]
 ) -> Path | None:
-    """Keep thresholds that were measured on the pair's answers; where, or None for nowhere."""
+    """Store thresholds measured on a pair's answers; return the file, or None if that fails."""
     return _keep(_record("tuned", edge, identity, cloud), thresholds)
 
 
@@ -93,7 +98,7 @@ def _record(kind: str, edge: EdgeModel, *parts: str) -> Path | None:
 
 
 def _kept(record: Path | None) -> Mapping[str, float]:
-    """Reads stored thresholds; an invalid file reads as none, so they are measured anew."""
+    """Return stored thresholds; none if the file is missing or invalid."""
     with suppress(OSError, msgspec.DecodeError):
         if record:
             return msgspec.json.decode(record.read_bytes(), type=_Thresholds)
@@ -101,7 +106,7 @@ def _kept(record: Path | None) -> Mapping[str, float]:
 
 
 def _keep(record: Path | None, thresholds: Mapping[str, float]) -> Path | None:
-    """Stores thresholds; returns the file, or None if that fails: the next start measures again."""
+    """Store thresholds; return the file, or None if that fails: the next start measures again."""
     with suppress(OSError):
         if record:
             record.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +117,10 @@ def _keep(record: Path | None, thresholds: Mapping[str, float]) -> Path | None:
 
 
 def own_scores(edge: EdgeModel, router: Router) -> list[float]:
-    """Scores of all tokens of the edge's answers; skips prompts too long for its context."""
+    """Return the router's scores of all tokens of the edge's answers to `PROMPTS`.
+
+    Prompts too long for the edge's context are skipped.
+    """
     scores: list[float] = []
     with closing(edge.session(router.needs, top=router.top)) as session:
         for prompt in PROMPTS:

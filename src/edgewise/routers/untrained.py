@@ -8,7 +8,7 @@ from edgewise.edge.base import Needs, Step
 
 
 class MaxProb:
-    """1 - p1: the probability that the likeliest token is not the one."""
+    """Scores 1 - p1: the probability of all tokens but the likeliest."""
 
     needs, top = Needs.ENTROPY, 0
 
@@ -17,7 +17,7 @@ class MaxProb:
 
 
 class Margin:
-    """1 - (p1 - p2): how close the second likeliest token is."""
+    """Scores 1 - (p1 - p2): how close the second likeliest token comes to the likeliest."""
 
     needs, top = Needs.ENTROPY | Needs.TOP, 2
 
@@ -28,7 +28,7 @@ class Margin:
 
 
 class Entropy:
-    """H / log V: Shannon entropy over its greatest value."""
+    """Scores the Shannon entropy over its greatest value, H / log V."""
 
     needs, top = Needs.ENTROPY, 0
 
@@ -37,7 +37,7 @@ class Entropy:
 
 
 class Constant:
-    """Always the same score: 0 is edge only, 1 is cloud only."""
+    """Always gives the same score: 0 means edge only, 1 cloud only."""
 
     needs, top = Needs.NOTHING, 0
 
@@ -49,7 +49,7 @@ class Constant:
 
 
 class Random:
-    """Uniform scores from a seed, the position and the proposed id: a rewind repeats them."""
+    """Scores uniformly at random, by seed, position and proposed id, so a rollback repeats them."""
 
     needs, top = Needs.NOTHING, 0
 
