@@ -112,7 +112,7 @@ def cloud_address(settings: Settings) -> str:
 
 
 def nearest_cloud(settings: Settings) -> str:
-    """Return a name for the nearest cloud: its address and its `cloud_model`."""
+    """Return a name for the first cloud of the settings: its address and its `cloud_model`."""
     return f"{cloud_address(settings)} {each_cloud(settings)[0].cloud_model or ''}"
 
 

@@ -119,7 +119,10 @@ class SentAnswer:
         self._numbers = itertools.count()
 
     def consult(self, ids: Sequence[int], max_requests: int | None = None) -> Outgoing:
-        """Return an `Outgoing` that records a consult after `ids`, in at most `max_requests`."""
+        """Return an `Outgoing` that records what a consult on `ids` (prompt and answer) sends.
+
+        It may take `max_requests` messages in all, repeated ones included; None sets no limit.
+        """
         return Outgoing(ids, self._recorder("consult"), max_requests)
 
     def prefetch(self, ids: Sequence[int]) -> Outgoing:

@@ -154,9 +154,10 @@ class CloudTokens:
         return self._count(ids[self._start :])
 
     def measured(self, tokens: int, written: int, position: int) -> None:
-        """Correct the estimate: `tokens` prompt tokens were billed for `position` local ids.
+        """Correct the estimated ratio of billed tokens to ids of the edge's vocabulary.
 
-        `written` of these tokens are the answer's.
+        The cloud billed `tokens` prompt tokens for a request that showed `position` ids, prompt
+        and answer so far; `written` of these tokens are the answer's.
         """
         if not self.shared:
             self._ratio = tokens / max(1, position + self.asks)

@@ -64,10 +64,12 @@ class Clouds:
         return (self._best[0] if self._best else self._clouds[0]).counts
 
     def ask(self, n: int, token: int | None) -> int | Refusal:
-        """Ask the nearest cloud that can be asked for `n` tokens.
+        """Ask the first cloud of the list that may be asked now for `n` tokens.
 
-        `token` is what the edge would write here; None without an edge, where no word boundary is
-        waited for. Returns how many tokens were requested, or why none were.
+        Its circuit breaker, the cost limits and privacy rules may refuse. A cloud with another
+        vocabulary is asked only where `token`, the one that the edge would write here, begins a
+        word; None, without an edge, skips that check. Returns how many tokens were requested, or
+        why none were.
         """
         self._n, self._token, self._best = n, token, None
         self._over.clear()

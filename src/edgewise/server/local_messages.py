@@ -170,7 +170,10 @@ class LocalMessages:
         return seen
 
     def answered(self, messages: Iterable[Message], *, owner: str = "") -> None:
-        """Remember the local messages among the longest-kept ones: their answer has begun."""
+        """Keep for longer those of `messages` that are not to leave the device: their answer began.
+
+        `owner` is the client whose messages they are.
+        """
         self._add(self._answered, owner, messages)
 
     def writing(self, text: str, *, owner: str = "") -> bool:

@@ -26,7 +26,10 @@ class Pace(NamedTuple):
     seconds: tuple[float, ...]
 
     def of(self, ids: int) -> float:
-        """Return the seconds of a pass over so many ids; beyond the largest size, in proportion."""
+        """Return the seconds of a forward pass over `ids` token ids, between the measured sizes.
+
+        Above the largest measured size the time grows in proportion.
+        """
         beyond = max(1.0, ids / self.ids[-1])
         return beyond * float(np.interp(ids, self.ids, self.seconds))
 

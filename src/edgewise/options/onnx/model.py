@@ -76,9 +76,10 @@ class _Config(msgspec.Struct, frozen=True):
 
 
 def read_onnx_folder(folder: Path) -> tuple[OnnxDescription, dict[str, Any]]:
-    """Return the description of the model in `folder`, and its whole config as a dict.
+    """Return the description of the model in `folder`, and all of `genai_config.json` as a dict.
 
-    Raises `ModelError` if the config is not safe, or of no decoder-only language model.
+    Raises `ModelError` if the config names files outside the folder or options that could run
+    code, or if the model is not a decoder-only language model.
     """
     path = folder / CONFIG
     raw = read_json(path, dict[str, Any])

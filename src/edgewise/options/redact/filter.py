@@ -74,10 +74,10 @@ class Redacted:
         return seen
 
     def find(self, text: str) -> list[Span]:
-        """Return the private words of all classes, in the text as written and as normalized.
+        """Return where private words stand in `text`, also those seen only in its normalized form.
 
-        Raises `Local` for a class that keeps the conversation on the device. Raises `Blocked` if a
-        detector fails, takes too long, or finds what is not in the text.
+        Raises `Local` if a word is of a class that keeps the conversation on the device, `Blocked`
+        if a detector fails, takes too long, or finds what is not in the text.
         """
         if not text:
             return []
