@@ -36,7 +36,7 @@ Done = Callable[[int, Continuation], None]
 """Callback that gets a prefix's index and its continuation, as soon as that is complete."""
 
 CONSULTS = 16
-"""Default number of requests in flight to a cloud elsewhere; its engine batches them."""
+"""Default number of requests in flight to a cloud model that does not run in this process."""
 
 DEADLINE = 3600.0
 """Seconds that a continuation may take: many at once on two cores take minutes each."""
@@ -49,10 +49,10 @@ _CELLS = 1 << 15
 
 
 class Rollouts:
-    """Continues prefixes with the model `cloud`, at most `width` of them at a time.
+    """Lets the model `cloud` continue prefixes, at most `width` of them at a time.
 
-    A session that is free takes the next prefix: neighbours mostly begin alike, and the session's
-    KV cache keeps what they share. `close` calls `at_close`.
+    A session that is free takes the next prefix: prefixes next to each other mostly begin alike,
+    so the session's KV cache holds part of them. `close` is the function `at_close`.
     """
 
     def __init__(

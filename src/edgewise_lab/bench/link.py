@@ -96,7 +96,10 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way:
-    """One of the `SYSTEMS`, and its answers to the questions asked so far."""
+    """One of the three compared `SYSTEMS`, with its answers to the questions asked so far.
+
+    `right` has the grade of each answer.
+    """
 
     def __init__(self, decoder: Decoder, edge: PacedEdge) -> None:
         self.answers: list[Answer] = []
@@ -143,7 +146,7 @@ class Conditions(NamedTuple):
 
     @property
     def speculating(self) -> Policy:
-        """Policy of the pair that speculates."""
+        """Policy (rules for asking the cloud) of the pair that speculates."""
         return Policy(threshold=self.threshold, speculate=self.speculate)
 
 
@@ -245,9 +248,10 @@ def step_of(edge: Way) -> float:
 
 
 def time_over(one: Way, other: Way, edge: Way) -> Figure:
-    """Return the time per token of `one` divided by that of `other`.
+    """Return the time per token of the system `one` divided by that of `other`.
 
-    The TTFT of `edge`, the edge alone, is taken off every answer as the time to read the prompt.
+    The time to read the prompt is left out: the TTFT of `edge`, the edge alone, is subtracted from
+    the time of every answer to the same question.
     """
     (above, above_tokens), (below, below_tokens) = _spent(one, edge), _spent(other, edge)
     n = len(above)
@@ -287,7 +291,7 @@ def _margin(token: Token | None) -> float:
 
 
 def advice_over(row: LinkRow, cloud: CloudPace, engine: float) -> Advice:
-    """Return advice on how to use a pair under a row's conditions.
+    """Return advice on whether edge alone, cloud alone or both are best under a row's conditions.
 
     `cloud` was measured without the link. `engine` seconds are added to a consult and to each
     further token of it; how fast the cloud streams over the link is computed, not measured.

@@ -26,15 +26,15 @@ class Pace(NamedTuple):
     seconds: tuple[float, ...]
 
     def of(self, ids: int) -> float:
-        """Return the seconds of a forward pass over `ids` token ids, between the measured sizes.
+        """Return the seconds of a forward pass over `ids` token ids.
 
-        Above the largest measured size the time grows in proportion.
+        Between measured sizes the time is interpolated; above the largest it grows in proportion.
         """
         beyond = max(1.0, ids / self.ids[-1])
         return beyond * float(np.interp(ids, self.ids, self.seconds))
 
     def times(self, factor: float) -> "Pace":
-        """The pace of a model slower by this factor."""
+        """Return the pace of a model that is slower by this factor."""
         return Pace(self.ids, tuple(factor * seconds for seconds in self.seconds))
 
 
@@ -146,7 +146,7 @@ class DelayedCloud(WrappedCloud):
     """A `CloudModel` that delegates to `cloud` and holds each completion back for a while.
 
     `delay` computes the seconds from the completion's tokens and its computed prompt tokens. Errors
-    are not delayed. Each completion waits for itself, so parallel consults do not queue.
+    are not delayed. Delays run at the same time, so parallel consults do not queue.
     """
 
     def __init__(self, cloud: CloudModel, delay: EngineTime) -> None:

@@ -71,8 +71,8 @@ class Block(NamedTuple):
 def measure(decoder: Decoder, *, context: int, tokens: int, blocks: int) -> Speed:
     """Compare the bare engine with `decoder` over `blocks` rounds of `tokens` tokens each.
 
-    The prompt is `context` random ids; `decoder.edge` must have room for context + tokens + 1. It
-    reads the prompt once where it keeps the KV cache of prefixes, else for every block.
+    The prompt is `context` random ids; `decoder.edge` must have room for context + tokens + 1. The
+    model reads the prompt once if it keeps the KV cache of prefixes, else for every block.
     """
     prompt = random_prompt(decoder.edge, context)
     orders = cycle(permutations(range(3)))
@@ -143,8 +143,8 @@ def _block(ids: Generator[int], tokens: int) -> Block:
 def bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
     """Yield `tokens` + 1 ids that the engine alone decodes greedily.
 
-    The time of the first one includes reading the prompt. An `EngineModel` is called below its
-    sessions, at its KV caches; any other model through a session.
+    The time of the first one includes reading the prompt. An `EngineModel` is run directly on one
+    of its KV caches, without an `EdgeSession`; any other model through a session.
     """
     edge = decoder.edge
     if isinstance(edge, EngineModel):
@@ -182,7 +182,10 @@ def _cached(slots: Slots, prompt: Sequence[int], tokens: int) -> Generator[int]:
 
 
 def through(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]:
-    """Yield `tokens` + 1 ids as `bare` does, decoded by the whole loop; end tokens end nothing."""
+    """Yield `tokens` + 1 ids as `bare` does, decoded by Edgewise's whole loop.
+
+    An end-of-sequence token does not end the answer.
+    """
     edge: Any = _Endless(decoder.edge)
     endless = Decoder(edge, router=decoder.router, policy=decoder.policy, cloud=decoder.cloud)
     with endless.stream(prompt, max_tokens=tokens + 1) as events:

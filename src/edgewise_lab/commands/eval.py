@@ -168,7 +168,7 @@ def tell(
 
 
 def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
-    """Return the cloud shares to run, ascending: those given, else that of the settings.
+    """Return the cloud shares to run, ascending: those given, else the settings', else the default.
 
     Raises `UsageError` for a share that is not between 0 and 1.
     """
@@ -217,7 +217,10 @@ def served(
     edge: EdgeModel,
     shares: Sequence[float],
 ) -> dict[float, Policy]:
-    """Return the policy of users for each cloud share, except that a failing cloud raises."""
+    """Return, by cloud share, the policy (rules for asking the cloud) that the settings give.
+
+    One thing differs: a cloud that fails raises an error. `card` is the router's model card.
+    """
     as_set = [
         replace(chosen, cloud_share=one, threshold=None, on_cloud_error="raise") for one in shares
     ]

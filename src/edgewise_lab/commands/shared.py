@@ -66,7 +66,7 @@ Workers = Annotated[int, typer.Option(min=1, max=64, help="Questions answered at
 
 @contextmanager
 def resume_hint(how: str) -> Generator[None]:
-    """Print `how` to resume if the block ends by Ctrl-C or a `CloudError`, which is passed on."""
+    """Print `how`, a hint on resuming, if Ctrl-C or a `CloudError` ends the block; pass it on."""
     try:
         yield
     except (KeyboardInterrupt, CloudError):
@@ -107,7 +107,7 @@ def pace_named(name: str | None, chosen: Settings) -> Pace:
     """Return the speed to which the edge model is slowed down.
 
     `name` is "0.5b" (a model of half a billion parameters; the default for the bundled edge model),
-    "none", or the address of a model, whose speed is measured here.
+    "none" (not slowed down), or the address of a model, whose speed is measured here.
     """
     name = name or ("0.5b" if chosen.edge == "bundled" else "none")
     if name == "0.5b":

@@ -31,7 +31,7 @@ SETTLED = 0.03
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """A calibrated threshold, with what its answers to the calibration questions came to.
+    """A calibrated threshold, with figures of the pair's answers to the calibration questions.
 
     `share` is the cloud share of these answers, `interval` its 95% interval over questions. `right`
     has a grade for each answer.
@@ -126,7 +126,10 @@ class Answers:
             self._made[standing.outcome.question].append(standing)
 
     def expect(self, shares: int) -> None:
-        """Estimate anew how many answers there will be, for `shares` more cloud shares."""
+        """Update the estimate of how many answers there will be in all.
+
+        `shares` is the number of cloud shares whose thresholds are still to be found.
+        """
         self._expected = self._count + round(shares * _EACH * len(self._task.questions))
 
     def at(self, threshold: float) -> Realised:

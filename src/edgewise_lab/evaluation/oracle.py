@@ -65,7 +65,7 @@ class Oracle:
         )
 
     def trace(self, question: Question) -> Walk:
-        """Return the answer as token ids, with the places of the cloud's tokens.
+        """Return the oracle's answer as token ids, with the indices of the cloud's tokens.
 
         If the cloud alone is wrong, too, there is nothing to gain, and the edge answers alone.
         """

@@ -47,7 +47,7 @@ VERIFY, PASSAGES = "verify", "passages"
 COMMIT_POINT, ORACLE, EXACT = Cell("commit-point"), Cell("oracle"), Cell("exact")
 QUERY_LEVEL = "query-level"
 SOME_COMMIT_POINTS = Cell("commit-point (choices)")
-"""Stands for COMMIT_POINT if some questions have no choices: the edge alone answers those."""
+"""Name of the system COMMIT_POINT if some questions have no choices; the edge answers those."""
 
 BASELINES = ("random", "max-prob", "entropy", "margin")
 OF_ROUTERS = ("served", "static")
@@ -72,8 +72,8 @@ class Contender(msgspec.Struct, frozen=True):
 
     `name` is shown in the figures, `card` is the router's model card (config.json). `identity` is a
     digest that distinguishes this router from all others (`router_identity`): outcomes are stored
-    under it, and not stored if it is None. `served` maps cloud shares to the policies that users
-    get.
+    under it, and not stored if it is None. `served` maps cloud shares to the policies (rules
+    for asking the cloud) that `edgewise serve` would use for them.
     """
 
     name: str
@@ -90,8 +90,8 @@ class Contender(msgspec.Struct, frozen=True):
     ) -> dict[float, float]:
         """Return the threshold for each cloud share in `shares`.
 
-        It comes from the card, else from an earlier run in `store`. `find` is called with the
-        shares that are still missing, and its thresholds are stored.
+        Each comes from the router's card, else from an earlier run in `store`. `find` is called
+        with the shares that have neither, and the thresholds that it returns are stored.
         """
         store, identity = store or Store(None, {}, Outcome), self.identity or ""
         cells = {share: Cell(self.name, share) for share in shares}
@@ -107,7 +107,10 @@ class Contender(msgspec.Struct, frozen=True):
 
 
 def contender_named(name: str) -> Contender:
-    """Return the named router, which needs no checkpoint, as a contender. Raises `UsageError`."""
+    """Return a router that needs no checkpoint, by its name, as a contender.
+
+    Raises `UsageError` for any other name.
+    """
     return Contender(name, router_named(name), identity=identity_named(name))
 
 
@@ -149,8 +152,8 @@ class Evaluation:
     ) -> dict[Cell, list[Outcome]]:
         """Answer all questions with the `systems`; return the outcomes in the order of the report.
 
-        `contenders` are the routers to compare; `shares` are the cloud shares, except for the
-        policies in `Contender.served`, which have their own. The result also has edge alone and
+        `contenders` are the routers to compare. `shares` are the target cloud shares; the system
+        "served" runs at those in `Contender.served` instead. The result also has edge alone and
         cloud alone if an earlier run stored all their outcomes, and cloud alone if the right
         answers are unknown.
         """
@@ -230,11 +233,11 @@ class Evaluation:
     def served(
         self, contender: Contender, cloud: CloudModel | None = None
     ) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of a router as users get it, one list for each policy it has.
+        """Return the outcomes of a router as users get it: a list for each policy in its `served`.
 
-        All answers of a list share one budget, so each depends on the answers before it. An
-        interrupted run resumes with the budget that it stored. `cloud` replaces the evaluation's
-        cloud model.
+        All answers of a list share one budget (a token bucket), so each depends on those before
+        it. An interrupted run resumes with the budget that it stored. `cloud` replaces the
+        evaluation's cloud model.
         """
         found: dict[Cell, list[Outcome]] = {}
         store, router = self._store_of(contender), contender.identity or ""
@@ -294,7 +297,7 @@ class Evaluation:
         return found
 
     def commit_point(self) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of `CommitPoint`: one consult where the edge names a choice."""
+        """Return the outcomes of `CommitPoint`, which asks only where the edge names a choice."""
         every = all(question.choices for question in self.task.questions)
         system = CommitPoint(self.edge, self.cloud, self.task.max_tokens)
         cell = COMMIT_POINT if every else SOME_COMMIT_POINTS
@@ -327,8 +330,8 @@ class Evaluation:
 def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence[str]:
     """Return the systems to run: those that `named` lists, separated by commas, or the default.
 
-    The default (None) is all systems but passages; without `baselines` only edge, cloud and the
-    routers. `kept` says whether answers are stored in a folder.
+    The default (`named` is None) is all systems but passages; without `baselines` only edge, cloud
+    and the routers. `kept` says whether answers are stored in a folder.
 
     Raises `UsageError` for an unknown system, for names together with `baselines=False`, and for
     names without edge and cloud, which all figures need, unless answers are kept.

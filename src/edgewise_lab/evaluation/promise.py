@@ -24,7 +24,7 @@ from edgewise_lab.evaluation.systems import Outcome, cloud_share
 
 CONFIDENCE = 0.95
 SHARES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
-"""Fractions of the edge's tokens; a threshold is tested for each, which so many scores reach."""
+"""For each of these fractions, the threshold is tested that this many of the scores reach."""
 
 _BETWEEN = 24
 """Number of further thresholds, evenly spaced in log-odds from the first to the last of these."""
@@ -63,7 +63,7 @@ def sequence(edge: EdgeModel, router: Router) -> list[float]:
 
 
 def fewest(keep: float) -> int:
-    """Return how many prompts, all answered right, it takes to show the rate `keep`."""
+    """Return how many prompts, all answered right, it takes to show the rate `keep` at 95%."""
     return math.ceil(math.log(1 - CONFIDENCE) / math.log(keep))
 
 
@@ -84,10 +84,11 @@ def require_prompts(keep: float, prompts: int) -> None:
 def keeping(
     keep: float, thresholds: Sequence[float], answers: Callable[[float], Sequence[Outcome]]
 ) -> Promise:
-    """Return the last of the `thresholds` before the first that fails to show the rate `keep`.
+    """Test the `thresholds` in order up to the first that fails; return the last that passes.
 
-    `answers` returns the graded answers to the calibration prompts at a threshold. Raises
-    `UsageError` if the first threshold fails.
+    A threshold fails if its answers do not show, with 95% confidence, that the fraction `keep` of
+    answers is right. `answers` returns the graded answers to the calibration prompts at a
+    threshold. Raises `UsageError` if the first threshold fails.
     """
     found: Promise | None = None
     for threshold in thresholds:

@@ -84,7 +84,7 @@ OUTCOMES, THRESHOLDS = "outcomes.jsonl", "thresholds.jsonl"
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """Names one system of an evaluation, at the cloud share that is asked for (None: without)."""
+    """Key of one system of an evaluation: its name and target cloud share (None: it has none)."""
 
     system: str
     share: float | None = None
@@ -178,9 +178,9 @@ def run(
 ) -> list[Kept]:
     """Answer all questions with one system and return the outcomes in the questions' order.
 
-    `answer` is called, by `workers` threads, for the questions that have no stored outcome. Each
-    new outcome is passed to `settle`, one at a time, and stored as that returns it. `done` is
-    called for each question, stored ones included. `router` is as for `Store`.
+    `answer` is called, by `workers` threads, for the questions that have no outcome in `store`
+    under the key `cell` and the digest `router`. Each new outcome is passed to `settle`, one at a
+    time, and what that returns is stored. `done` is called for each question, stored ones included.
     """
     missing = [one for one in questions if store.get(cell, one, router) is None]
     for _ in range(len(questions) - len(missing)):

@@ -136,7 +136,10 @@ class System(Protocol):
 
 
 def written(question: Question, text: str, output_tokens: int, **costs: Any) -> Outcome:
-    """Return the outcome of a text, graded; `costs` are further fields of `Outcome`."""
+    """Grade a system's answer `text` to `question`, and return its outcome.
+
+    `output_tokens` is the answer's length; `costs` are further fields of `Outcome`.
+    """
     return Outcome(
         question=question.id,
         family=question.family,
@@ -214,7 +217,7 @@ class AsServed:
         self._left: dict[str, tuple[Budget, Budget]] = {}
 
     def answer(self, question: Question) -> Outcome:
-        """Answer with a part of the budget; what is left of it waits for `settle`."""
+        """Answer with a part of the shared budget; `settle` puts back what is left of that part."""
         taken = self._budgets.take()
         with asking(question), self._asked.stream(question, budget=taken) as events:
             answer = collect(events)
@@ -222,9 +225,10 @@ class AsServed:
         return outcome_of(question, answer)
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Put back what an answer left of its budget; return the outcome with its `bucket`.
+        """Put back what an answer left of its part of the budget.
 
-        It must be called in the order in which outcomes are stored.
+        Returns the outcome with `bucket` set to the budget's level after that. Call it in the
+        order in which outcomes are stored.
         """
         self._budgets.settle(*self._left.pop(outcome.question))
         return msgspec.structs.replace(outcome, bucket=self._budgets.level)
@@ -248,9 +252,10 @@ def paired(
 ) -> Decoder:
     """Return a decoder of edge and cloud model with a fixed threshold.
 
-    `deadline` is in seconds a consult, `speculate` the number of draft tokens while one is under
-    way, `max_cloud_tokens` the cap of an answer. A cloud that fails raises a `CloudError`, since
-    going on with the edge alone would mix two systems in one figure.
+    `deadline` is in seconds a consult (a request to the cloud model), `speculate` the number of
+    draft tokens while one is under way, `max_cloud_tokens` the limit of cloud tokens in one answer.
+    A cloud that fails raises a `CloudError`, since going on with the edge alone would mix two
+    systems in one figure.
     """
     policy = Policy(
         threshold=threshold,
@@ -381,7 +386,10 @@ class CommitPoint:
 
 
 class AtPosition:
-    """A router that scores 1 at one position (tokens, prompt included; None: nowhere), else 0."""
+    """A router that scores 1 for the token at one position of the sequence, 0 for all others.
+
+    `position` is the number of tokens before it, prompt included; with None all scores are 0.
+    """
 
     needs, top = Needs.NOTHING, 0
 
@@ -395,7 +403,7 @@ class AtPosition:
 def commit_position(edge: EdgeModel, question: Question, max_tokens: int) -> int | None:
     """Return the position at which the edge, answering alone, first names a choice.
 
-    It is counted in tokens, prompt included; None if no choice is named.
+    That is the number of tokens before it, prompt included; None if no choice is named.
     """
     answer = edge_alone(edge, max_tokens).ask(question)
     at = commit_point(edge.tokenizer, [token.id for token in answer.tokens], question)
@@ -451,7 +459,8 @@ def within(
     """Return the indices of the questions that the cloud answers, the highest scores first.
 
     Their number is limited so that the cloud's tokens stay within `share` of all output tokens.
-    `edge` and `cloud` are the outcomes of either alone; `scores` has one number a question.
+    `edge` and `cloud` are the outcomes of either alone; `scores` has one number for each question,
+    `NEVER` if it must not be sent.
     """
     sent: list[int] = []
     output, by_cloud = sum(o.output_tokens for o in edge), 0

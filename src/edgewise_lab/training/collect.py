@@ -29,7 +29,7 @@ Text = Literal["answer", "own"]
 """Which texts the edge model reads for training: the cloud model's answers, or its own."""
 
 ANSWERS, OWN, OWN_READ = (f"{name}.jsonl" for name in ("answers", "own", "own-read"))
-"""Files: the cloud's answers, the edge's, and the edge's with what the cloud would have written."""
+"""Files: the cloud's answers, the edge's, and the edge's with `Sample.cloud` set."""
 
 KEPT = 64
 """Log-probs of the likeliest ids stored for every position; a router may use fewer."""
@@ -57,11 +57,11 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Training table with a row for each of n tokens, as the edge model saw it before the token.
+    """Training table with a row for each of n tokens: the edge model's prediction before the token.
 
     `questions` are the ids of the questions, one for each text; `sample` int32[n] is a row's index
-    into them. `proposed` int32[n] is the edge model's likeliest token id, `written` int32[n] the
-    text's. `inputs` maps the name of a router's input to float32[n, width].
+    into them. `proposed` int32[n] is the edge model's likeliest token id, `written` int32[n] the id
+    that the text has. `inputs` maps the name of a router's input to float32[n, width].
     """
 
     questions: tuple[str, ...]
@@ -266,7 +266,7 @@ def read_by_cloud(
 ) -> list[Sample]:
     """Return the samples with `cloud` set: the ids that the cloud model would have written.
 
-    A model in this process reads each text in one prefill, which `meter` counts; a cloud elsewhere
+    A model in this process reads each text once, and `meter` counts its tokens; any other cloud
     gets a request for one token at each position. Samples that `folder` holds are not read again.
     Raises a `CloudError` where the cloud fails.
     """

@@ -26,7 +26,7 @@ class Data(msgspec.Struct, frozen=True):
     """Training data of a router, with a row for each of n tokens.
 
     `inputs` float32[n, width] are all but the token's embedding; `labels` float32[n] are from 0 to
-    1; `groups` int32[n] numbers the text of each row; `proposed` int32[n] is the edge model's
+    1; `groups` int32[n] is the number of each row's text; `proposed` int32[n] is the edge model's
     likeliest id. `embeddings` float32[vocabulary, d] is given where that id's embedding is an
     input.
     """
@@ -140,9 +140,9 @@ Fit = Callable[[Data, Recipe, Callable[[], None]], Fitted]
 
 
 def fit_of(kind: str) -> Fit:
-    """Return the function that fits routers of `kind` (a registered name, or code).
+    """Return the function that fits routers of `kind`: a registered name, or `file.py:Class`.
 
-    Raises `UsageError` for a kind that is not trained, or whose fit needs what is not installed.
+    Raises `UsageError` for a kind that cannot be trained, and for "mlp" without torch.
     """
     found = ROUTERS.load(kind)
     if kind == "mlp":

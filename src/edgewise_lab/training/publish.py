@@ -50,7 +50,7 @@ def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
 def save_weights(
     folder: Path, tensors: Mapping[str, NDArray[np.floating[Any]]], prompts: Sequence[str]
 ) -> None:
-    """Write the weights, and digests of the prompts that they were fitted to.
+    """Write the weights, and digests of the `prompts` (their texts) that they were fitted to.
 
     An existing `config.json` is deleted first, so that it never describes other weights;
     `save_card` writes the new one.

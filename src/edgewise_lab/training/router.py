@@ -185,7 +185,10 @@ class Training:
         self._reference(columns)
 
     def label(self) -> None:
-        """Compute the label's values of the collected texts. Raises `UsageError` without any."""
+        """Compute the label's values for the collected texts.
+
+        Raises `UsageError` if no texts were collected.
+        """
         self._require_collected()
         samples, columns = self._collected()
         with ExitStack() as stack:
@@ -406,7 +409,7 @@ def _top_k(inputs: Sequence[str], given: int | None) -> int:
 
 
 def kind_recorded(name: str, folder: Path) -> str:
-    """Return the router's kind for its card: a code file's path becomes relative to `folder`."""
+    """Return the router kind `name` as its card records it: a code file relative to `folder`."""
     file = code_file(name)
     if file is None:
         return name
@@ -415,6 +418,9 @@ def kind_recorded(name: str, folder: Path) -> str:
 
 
 def reference_of(values: Floats) -> Reference:
-    """Return the quantiles of each column of float32[n, m] values, to six digits, for the card."""
+    """Return the quantiles of each column of float32[n, m] values, to six digits.
+
+    The router's card keeps them for the input `ranks`, which compares values with them.
+    """
     quantiles = np.quantile(values, np.linspace(0.0, 1.0, QUANTILES), axis=0)
     return tuple(tuple(float(f"{x:.6g}") for x in column) for column in quantiles.T)

@@ -41,7 +41,7 @@ class Spending(NamedTuple):
 class SpendingMeter:
     """Counts cloud tokens, and the seconds since it was created.
 
-    Prompt tokens that a cloud does not report as cached count as computed.
+    Prompt tokens that a cloud does not report as cached count at the full price (`input`).
     """
 
     def __init__(self) -> None:

@@ -20,8 +20,8 @@ class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     Of the `prompt` tokens sent, the first `seen` were in an earlier request of the same answer, as
     prompt or reply, so that a provider's cache may hold them. `written` tokens came back or,
-    without a reply, were asked for. `cached` and `computed` are prompt tokens, and `engine_seconds`
-    the time, by the engine's own meter; None where it has none.
+    without a reply, were asked for. The engine reports how many prompt tokens it had in its cache
+    (`cached`) and read anew (`computed`), and its time (`engine_seconds`); None: not reported.
     """
 
     prompt: int
@@ -33,10 +33,11 @@ class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceList(NamedTuple):
-    """Prices per prompt token (`input` or `cached`), token written, and `second` of the engine.
+    """Prices of one provider, in any one currency; `name` is shown in the report.
 
-    The `seen` tokens of a request are billed as cached if there are `cached_from` or more; if that
-    is None, never.
+    A prompt token costs `input`, or `cached` if it is billed as cached; a token written `output`, a
+    second of the engine `second`. A request's `seen` tokens are billed as cached if they are at
+    least `cached_from`; where that is None, never.
     """
 
     name: str
@@ -82,7 +83,7 @@ def _cost(prices: PriceList, request: CloudRequest) -> float | None:
 class RecordedCloud(WrappedCloud):
     """A `CloudModel` that delegates to `cloud` and records each consult as a `CloudRequest`.
 
-    It serves one answer at a time, whose requests `take` returns.
+    Use it for one answer at a time, and call `take` after each for its requests.
     """
 
     # The engine would read prompts that no request here shows.
@@ -102,7 +103,8 @@ class RecordedCloud(WrappedCloud):
         """Return the requests since the last call, in the order in which they were made.
 
         A request that the cloud declined is left out, since it costs nothing. One that was
-        cancelled or failed counts all tokens that it asked for as written; its meter is not known.
+        cancelled or failed counts all tokens that it asked for as written; what its engine
+        would have reported (`cached`, `computed`) is None.
         """
         asks, self._asks[:] = list(self._asks), []
         return tuple(ask.request(self._seconds) for ask in asks if not ask.declined)

@@ -23,10 +23,10 @@ the score of that answer decides whether the cloud answers as well.
 
 
 class MeasuredAnswers(NamedTuple):
-    """A system's answers to all questions (`quality`), and to the first ones, timed (`timed`).
+    """A system's answers to all questions (`quality`), and its timed answers to the first of them.
 
-    `clock` says whether times were measured, or composed of measured ones; `note` is what a reader
-    of the figures must know.
+    Accuracy is taken from `quality`, times and bills from `timed`. `clock` says whether the times
+    were measured, or added up from other systems' times; `note` is a remark for readers.
     """
 
     quality: Sequence[MeasuredAnswer]
@@ -49,10 +49,11 @@ class Frontier(msgspec.Struct, frozen=True, kw_only=True):
 def frontier(
     found: Mapping[str, MeasuredAnswers], main: str, conditions: Mapping[str, object]
 ) -> Frontier:
-    """Return the report on the systems in `found`, and on two that send whole questions.
+    """Return the report on the systems in `found`, and on two more that send whole questions.
 
-    `found` maps names to answers. It must hold the edge alone, the cloud alone and `main`, all on
-    the same questions. `conditions` become part of the report.
+    These two, a cascade and an oracle, are composed of the answers of edge and cloud, at the cloud
+    share of the system `main`. `found` maps names to answers, all to the same questions, and must
+    hold edge alone, cloud alone and `main`. `conditions` become part of the report.
     """
     every = {**found, **_whole(found[EDGE.system], found[CLOUD.system], found[main])}
     every = {name: one._replace(timed=metered_seconds(one.timed)) for name, one in every.items()}
@@ -99,8 +100,9 @@ def composed(
 ) -> list[MeasuredAnswer]:
     """Return the answers that result if the questions with the indices `sent` go to the cloud.
 
-    Times are added up from `edge` and `cloud`, the answers of each alone. No text is shown that may
-    still be replaced: in a cascade, an answer of the edge appears when it is complete.
+    `edge` and `cloud` are the answers of each alone, from which times are added up; `way` says who
+    answers first. In a cascade the user sees an answer of the edge only when it is complete, since
+    until then the cloud's may replace it.
     """
     both = zip(edge, cloud, strict=True)
     if way == "routed":
@@ -160,9 +162,9 @@ def _bills(answers: Sequence[MeasuredAnswer]) -> dict[str, float | None]:
 
 
 def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
-    """Return the answers with `engine_seconds` filled in for requests that were cancelled.
+    """Return the answers with `engine_seconds` filled in where the engine reported no time.
 
-    No meter came for these, so they get the mean of the other requests; None if none has a time.
+    Such requests, mostly cancelled ones, get the mean of the others; None if none has a time.
     """
     every = [request.engine_seconds for answer in answers for request in answer.requests]
     known = [seconds for seconds in every if seconds is not None]
@@ -178,7 +180,8 @@ def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
 def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | None:
     """Return the mean of the prompt tokens that the engine computed for an answer.
 
-    A cancelled request counts the tokens that no earlier request sent. None without a meter.
+    A request without a report, such as a cancelled one, counts the tokens that no earlier request
+    of its answer sent. None if no request has a report.
     """
     every = [request for answer in answers for request in answer.requests]
     meters = any(request.computed is not None for request in every)

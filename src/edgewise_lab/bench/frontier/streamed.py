@@ -1,4 +1,4 @@
-"""The cloud model alone, streamed by its engine: greedy `POST /v1/completions` with ids."""
+"""The cloud model alone, streamed by its engine: greedy `POST /v1/completions` with token ids."""
 
 import time
 from collections import deque
@@ -62,11 +62,11 @@ class _Chunk(msgspec.Struct):
 
 
 class Streamed:
-    """A `System` whose answers an engine streams; `take` returns the requests for them.
+    """A `System` in which the cloud's engine streams whole answers; `take` returns its requests.
 
     llama-server and vLLM can do this, and SGLang for a single prompt of ids. The connection is kept
-    from answer to answer, as a device keeps it. Any failure is raised as a `CloudError`; its
-    message says so where an engine does not stream.
+    from answer to answer, as a device keeps it. Any failure is raised as a `CloudError`, also that
+    the engine does not stream.
     """
 
     def __init__(

@@ -57,7 +57,10 @@ class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timed:
-    """Measures `system`, which runs on the given edge model, cloud and link (None: it has none)."""
+    """Measures the answers of `system`: their times, and what edge, cloud and link did for them.
+
+    `edge`, `cloud` and `link` are those that the system uses; None where it uses none.
+    """
 
     def __init__(
         self,
@@ -176,7 +179,7 @@ class PairSystems:
 
     @property
     def streams(self) -> bool:
-        """Whether the cloud alone streams: only an engine asked by token ids does."""
+        """Whether the cloud's answers can be streamed: only if its engine is asked by token ids."""
         return self._cloud.id_engine is not None
 
     def close(self) -> None:
@@ -185,16 +188,19 @@ class PairSystems:
             stream.close()
 
     def edge(self) -> Timed:
-        """Return the system of the edge model alone."""
+        """Return the edge model alone as a system to measure."""
         return self.larger_edge(self._model, self._pace)
 
     def larger_edge(self, model: EdgeModel, pace: Pace) -> Timed:
-        """Return the system of another edge model alone, at its own pace."""
+        """Return another edge model alone as a system, slowed down to `pace`."""
         edge: Any = PacedEdge(model, pace)  # it stands for the model behind it
         return Timed(edge_alone(edge, self._max_tokens), edge=edge)
 
     def cloud(self) -> Timed:
-        """Return the system of the cloud alone: streamed, or in requests of `CLOUD_SPAN` tokens."""
+        """Return the cloud alone as a system.
+
+        It is streamed if it can be, else asked for `CLOUD_SPAN` tokens at a time.
+        """
         tokenizer = self._model.tokenizer
         if not self.streams:
             cloud = self._recorded()
@@ -213,17 +219,17 @@ class PairSystems:
         return Timed(stream, cloud=stream, link=self._link)
 
     def pair(self, router: Router, threshold: float, speculate: int) -> Timed:
-        """Return the system of both models, with a router at a fixed threshold.
+        """Return edge and cloud as a system, with a router at a fixed threshold.
 
         `speculate` is the largest number of draft tokens; with 0 the edge waits for each consult.
         """
         return self._pair(router, threshold, speculate)
 
     def commit_point(self, speculate: int) -> Timed:
-        """Return a system with one request to the cloud: for the token that first names a choice.
+        """Return a system that asks the cloud for one token: where the edge first names a choice.
 
-        Its position is found before the timing starts, from an answer of the edge alone; so the
-        time is that of a device that knows the position.
+        That position in the answer is found before the timing starts, from an answer of the edge
+        alone; so the time is that of a device that knows the position.
         """
         place = AtPosition(None)
 
@@ -268,8 +274,8 @@ def measure(
 ) -> list[MeasuredAnswer]:
     """Return the system's answer to every question, in order; those in `store` are reused.
 
-    `system` creates the system called `name`, if any answer is missing. `done` is called for each
-    answer, stored ones included.
+    `system` creates the system called `name`; it is called only if an answer is missing. `done` is
+    called for each answer, stored ones included.
     """
     made = cache(system)
     return run(Cell(name), lambda one: made().answer(one), questions, store, done)

@@ -60,7 +60,7 @@ class RowEngine:
     ) -> list[RowAnswer]:
         """Return an answer for each of `asked`, all decoded in one batch.
 
-        `rooms` has the largest number of tokens of an answer to each prompt.
+        `prompts` are token ids; `rooms` has, for each prompt, the most tokens of an answer.
         """
         with self.torch.inference_mode():
             rows = _Rows(self, prompts, rooms, asked)
@@ -75,7 +75,10 @@ class RowEngine:
         asked: Sequence[Asked],
         rows: int | None = None,
     ) -> Iterator[tuple[Sequence[Asked], list[RowAnswer]]]:
-        """Yield parts of `asked`, in order and of at most `rows`, with their `answers`."""
+        """Decode `asked` in batches of at most `rows`, in order; yield each batch with its answers.
+
+        `rows` defaults to `ROWS_ON_GPU` or `ROWS_ON_CPU`; the other arguments are as for `answers`.
+        """
         size = rows or (ROWS_ON_GPU if self.device.type != "cpu" else ROWS_ON_CPU)
         for begin in range(0, len(asked), size):
             part = asked[begin : begin + size]

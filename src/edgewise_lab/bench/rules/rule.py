@@ -17,7 +17,7 @@ taken back for the cloud's (as in FLy).
 
 WINDOW = 6
 MEMORY = 16
-"""Tokens that the running mean of the signal `spike` goes over."""
+"""About how many recent tokens the running mean behind the signal `spike` goes over."""
 
 _LEAST_MEAN = 0.05
 
@@ -25,9 +25,9 @@ _LEAST_MEAN = 0.05
 class Rule(msgspec.Struct, frozen=True):
     """A rule: the cloud writes the token where `signal`, a key of `SIGNALS`, reaches a threshold.
 
-    If it `verifies`, the cloud writes only where its token differs from the edge's, and at an
-    answer's first token wherever that differs, as in Edgewise itself. Without a fixed `threshold`,
-    one is searched for each cloud share.
+    A rule that `verifies` does so only where the two models' tokens differ; and the first token of
+    an answer is the cloud's wherever they differ, whatever the signal. `then` says what else
+    happens. Without a fixed `threshold`, one is searched for each cloud share.
     """
 
     name: str
@@ -129,7 +129,7 @@ class RuleColumns(NamedTuple):
     window: Tensor
 
     def wants(self, torch: Any, seen: Seen, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where a rule wants the cloud to write, bool [rows], and its signal [rows].
+        """Return where a row's rule wants the cloud to write, bool [rows], and its signal [rows].
 
         `first` is true where a row is at its answer's first token. The signal is -inf where the
         rule verifies and both models have the same token.

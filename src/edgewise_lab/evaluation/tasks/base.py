@@ -146,7 +146,7 @@ class TaskSource(Protocol):
 
     name: str
     splits: tuple[Split, ...]
-    """The splits that `open` takes. Without "calibration" the end of another serves for it."""
+    """The splits that `open` takes. Without "calibration", the end of another one serves for it."""
 
     local: bool = False
     """Whether `open` also reads a local copy of the published file."""

@@ -104,7 +104,7 @@ def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
 
     A conclusion is what follows "the answer is" or "Answer:", or precedes "is correct". In a reply
     without one, a line that is only a choice counts, or else the last bold, boxed or bracketed
-    choice inside a line. A letter with the text of another choice names two choices.
+    choice inside a line. A letter with the text of another choice names two choices (None).
     """
     names = [_named_as(choice) for choice in choices]
     plain = _unmarked(text)

@@ -157,7 +157,10 @@ def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
 
 
 def first_mention(text: str, choices: tuple[str, ...]) -> int | None:
-    """Return where `text` first has a choice's text or a letter that stands for one, or None."""
+    """Return the index in `text` at which it first names a choice, by text or letter, or None.
+
+    A list that repeats the choices does not count.
+    """
     if not choices:
         return None
     left = _without_lists(text, choices)
@@ -168,7 +171,7 @@ def first_mention(text: str, choices: tuple[str, ...]) -> int | None:
 
 
 def extract_number(text: str) -> str | None:
-    """Return the number after "answer is", else the last number, else None."""
+    """Return the number in `text` after "answer is", else the last one, else None."""
     stated = re.search(rf"answer is \$?({_NUMBER})", text)
     if stated:
         return stated[1]

@@ -43,7 +43,7 @@ def open_task(
     """Open a task by its name in `TASKS`, or a JSON Lines file by its path.
 
     `data` is a local copy of the task's published file; `check` is how the answers of a JSON Lines
-    file are graded (default: `suited`); `use` chooses the split. Right answers may be unknown
+    file are graded (default: `suited`); `use` is the split. Right answers may be unknown
     (`Task.known`). Raises `UsageError` if there is no such task or file, or the options do not fit.
     """
     source = _source(name)

@@ -22,7 +22,7 @@ Writer = Literal["edge", "cloud"]
 
 
 class Rollout(NamedTuple):
-    """A request that `writer` continue `prefix`; the reply is a `Continuation`."""
+    """A request to the model `writer` to continue `prefix`; the reply is a `Continuation`."""
 
     writer: Writer
     prefix: Prefix
@@ -58,7 +58,7 @@ class Case(NamedTuple):
     def right(
         self, writer: Writer, branches: Sequence[tuple[int, int]]
     ) -> Generator[list[Rollout], list[Continuation], list[bool]]:
-        """Like `branches`, but return for each branch whether its answer is right."""
+        """Do as `branches` does, but return for each branch whether its answer is right."""
         texts = yield from self.branches(writer, branches)
         return [is_right(self.question, text_of(self.tokenizer, ids)) for ids in texts]
 
@@ -67,8 +67,8 @@ class Case(NamedTuple):
     ) -> Generator[list[Rollout], list[Continuation], list[list[int]]]:
         """Return the ids of one whole answer for each (position, token) in `branches`.
 
-        It consists of the text up to the position, the token, and what `writer` continues with. To
-        be called with `yield from` in a `Labelling`.
+        Each consists of the text's ids before the position (an index), the token, and what `writer`
+        continues with. Call it with `yield from` in a `Labelling`.
         """
         texts = [[*self.sample.ids[:at], token] for at, token in branches]
         asked = [i for i, ids in enumerate(texts) if self._room(ids)]
