@@ -41,9 +41,10 @@ class Ratio(msgspec.Struct, frozen=True):
 class Speed(msgspec.Struct, frozen=True):
     """Speeds of the bare engine (`native`) and of the loop (`edgewise`): medians over `blocks`.
 
-    A block is `tokens` tokens after a prompt of `context` ids. `ratio` to `undetected` are a
-    `Ratio` of wall-clock times; `processor` is one of this process's CPU times, which other work
-    disturbs less (None where the system counts too coarsely for a block). `same_ids`: loop and
+    A block is `tokens` tokens after a prompt of `context` ids. The fields from `ratio` to
+    `undetected` are those of a `Ratio` of wall-clock times. `processor` is a `Ratio` of this
+    process's CPU times, which other work disturbs less (None where the system counts too coarsely
+    for a block). `same_ids`: loop and
     engine wrote the same ids.
     """
 

@@ -29,7 +29,7 @@ from edgewise_lab.training.router import Progress, Stage, Training
 from edgewise_lab.training.spending import SpendingMeter
 
 HELPED = {True: 72, False: 130}
-"""Fewest training prompts that helped, by whether right answers are known (docs/results.md)."""
+"""Fewest training prompts that sufficed in docs/results.md; True: right answers are known."""
 
 INPUTS = tuple(SIGNALS)
 DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.default)

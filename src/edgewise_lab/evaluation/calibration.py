@@ -69,7 +69,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Realised(msgspec.Struct, frozen=True):
-    """A pair's answers to all questions at one threshold."""
+    """A pair's answers at one threshold, to all questions but those in `Answers.lost`."""
 
     threshold: float
     answers: tuple[Standing, ...]
@@ -133,7 +133,10 @@ class Answers:
         self._expected = self._count + round(shares * _EACH * len(self._task.questions))
 
     def at(self, threshold: float) -> Realised:
-        """Return the pair's answers to all questions at this threshold, new or reused."""
+        """Return the pair's answers at this threshold, new or reused, but for questions in `lost`.
+
+        Raises a `CloudError` if the cloud fails at more questions than `may_lose`.
+        """
         decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
         system = Decoded(decoder, self._task.max_tokens)
         known = {question.id: self._known(question, threshold) for question in self._task.questions}

@@ -63,7 +63,7 @@ def sequence(edge: EdgeModel, router: Router) -> list[float]:
 
 
 def fewest(keep: float) -> int:
-    """Return how many prompts, all answered right, it takes to show the rate `keep` at 95%."""
+    """Return how many prompts, all answered right, show the rate `keep` with 95% confidence."""
     return math.ceil(math.log(1 - CONFIDENCE) / math.log(keep))
 
 

@@ -72,7 +72,7 @@ def append(path: Path, line: msgspec.Struct) -> None:
 
 
 class Answered(Protocol):
-    """What every stored answer has: the id of its question."""
+    """Protocol of what a `Store` keeps: answers that have the id of their `question`."""
 
     @property
     def question(self) -> str: ...

@@ -323,7 +323,7 @@ def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
 
 
 def cloud_identity(cloud: CloudModel) -> str:
-    """Return a text that identifies the cloud model: by its content if it is in this process."""
+    """Return a text that identifies the cloud model: its weights' hash if it is in this process."""
     return cloud.identity() if cloud.local is None else cloud.local.fingerprint()
 
 

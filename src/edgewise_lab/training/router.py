@@ -144,8 +144,8 @@ class Training:
     def estimate(self) -> Spending | None:
         """Return the expected cost of `run`, measured on the first questions.
 
-        They are collected and labelled for it, and `run` reuses them. Returns None where an earlier
-        run has done so already.
+        The first `PROBED` questions are collected and labelled for it; `run` reuses the results.
+        Returns None if that took no cloud tokens, since an earlier run had stored the results.
         """
         every, few = self.task, self.task.first(PROBED)
         self.task = few

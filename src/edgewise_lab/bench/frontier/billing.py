@@ -90,7 +90,7 @@ class RecordedCloud(WrappedCloud):
     prefetches = False
 
     def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
-        """`seconds` computes an engine's time in place of its own meter, if it is slowed down."""
+        """`seconds` computes an engine's time in place of what it reports, if it is slowed down."""
         super().__init__(cloud, lambda ids, n, send: send())
         self._seconds = seconds
         self._asks: list[_Ask] = []

@@ -81,7 +81,7 @@ class Streamed:
     ) -> None:
         """`model` names one that the engine at `url` serves; `key` is an API key.
 
-        `seconds` computes the engine's time in place of its own meter, if it is slowed down.
+        `seconds` computes the engine's time in place of what it reports, if it is slowed down.
         """
         self._url = checked_address(url)
         self._tokenizer, self._max_tokens, self._model = tokenizer, max_tokens, model

@@ -142,7 +142,7 @@ PLACE_NOTE = "its place was found before, by an answer that is not counted"
 
 
 class PairSystems:
-    """Creates the systems to measure, from an edge model and a cloud that is already checked.
+    """Creates the systems to measure, from an edge model and a cloud of the same vocabulary.
 
     `close` closes the connections that the systems opened; it leaves both models open.
     """
@@ -159,11 +159,11 @@ class PairSystems:
         seconds: EngineTime | None = None,
         slowed: bool = False,
     ) -> None:
-        """`pace` slows the edge down; `link` is what `cloud` is reached over, `key` its API key.
+        """`pace` slows the edge down; `cloud` is reached over `link`, with the API key `key`.
 
-        `seconds` computes an engine's time instead of its meter. With `slowed`, completions are
-        also delayed to that time; without, the cloud itself runs at that pace. Raises `UsageError`
-        for a cloud of another vocabulary.
+        `cloud` must have been checked (`check_vocabulary`). `seconds` computes an engine's time in
+        place of what it reports. With `slowed`, completions are also delayed by that time; without,
+        the cloud itself runs at that pace. Raises `UsageError` for a cloud of another vocabulary.
         """
         if cloud.boundaries is not None:
             raise UsageError(

@@ -1,4 +1,4 @@
-"""Decodes many answers together: a row is an answer that has a rule of its own.
+"""Decodes many answers together, each in a row of its own and by its own rule.
 
 Edge and cloud model both read every token, so one forward pass of each serves routers and
 verification alike. Tokens that a rule takes back stay in the KV caches and are masked.

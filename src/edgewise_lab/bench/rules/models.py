@@ -90,7 +90,7 @@ _ATTENTION = {"full_attention", "sliding_attention"}
 
 
 def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto") -> RowModel:
-    """Open the model at an address: one that transformers loads, or a GGUF like Qwen2 or Llama.
+    """Open the model at an address: one that transformers loads, or a GGUF of Qwen2 or Llama.
 
     It runs in float32 on the CPU, else in bfloat16; the device `auto` is the accelerator, if torch
     finds one. `role` is named in errors. Raises `AddressError`, `ModelError`, or `UsageError` for

@@ -27,7 +27,7 @@ def grader() -> str:
 
 
 def suited(answer: str, choices: Sequence[str] | None) -> Grading:
-    """Return the way of grading for a right answer whose question does not say any."""
+    """Return how to grade replies to a question that does not say, by its right answer."""
     if choices:
         return "choice"
     return "number" if re.fullmatch(rf"\$?{_NUMBER}", answer.strip()) else "contains"

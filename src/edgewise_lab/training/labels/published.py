@@ -15,7 +15,7 @@ from edgewise_lab.training.labels.base import Case, Label, Labelling, Writer
 
 
 class Value(Label):
-    """Label that is 1 where the cloud model's right answer turns wrong with the edge's token there.
+    """Label that is 1 where the edge's token would turn the cloud's right answer wrong, else 0.
 
     The texts are the cloud model's greedy answers. Where the edge model would write another token,
     the cloud model continues after that token, which shows how the answer ends with it.
@@ -36,11 +36,11 @@ class Value(Label):
 
 
 class Final(Label):
-    """Label for how much the cloud model's answer changes at its end with the edge's token there.
+    """Label for how much the edge's token at a position would change what the cloud's answer says.
 
-    The cloud model continues after the edge's token. Two choices or numbers are the same (0) or not
-    (1); for other answers the value is the share of content words that only one of both has. No
-    right answer need be known.
+    The cloud model continues after the edge's token, and the two answers are compared. Two choices
+    or numbers are the same (0) or not (1); for other answers the value is the share of their
+    content words that only one of them has. No right answer need be known.
     """
 
     name = "final"
@@ -64,11 +64,11 @@ class Final(Label):
 
 
 class Rescue(Label):
-    """Label that is 1 where the edge model's wrong answer turns right with the cloud's token there.
+    """Label that is 1 where the cloud's token would turn the edge's wrong answer right, else 0.
 
-    The texts are the edge model's own answers, as in use. The cloud model reads each once and
-    writes none. Where it would have written another token in a wrong answer, the edge model
-    continues after the cloud's token.
+    The texts are the edge model's own answers, as in use. The cloud model only reads them, to say
+    which token it would have written at each position. Where that differs in a wrong answer, the
+    edge model continues after the cloud's token.
     """
 
     name = "rescue"
@@ -88,11 +88,11 @@ class Rescue(Label):
 
 
 class R2R(Final):
-    """R2R's divergence (arXiv 2505.21600), along the cloud model's greedy answer.
+    """Label after R2R (arXiv 2505.21600): whether the models diverge, on the cloud's greedy answer.
 
-    0 where the edge model would write the same token, or where the cloud model, continuing after
-    the edge's token, comes to the same conclusion; else 1. Both classes weigh alike in the loss.
-    This differs from the paper, where a third model compares the sentences.
+    It is 0 where the edge model would write the same token, or where the cloud model, continuing
+    after the edge's token, comes to the same conclusion; else 1. Both classes weigh alike in the
+    loss. This differs from the paper, where a third model compares the sentences.
     """
 
     name = "r2r"
