@@ -44,8 +44,7 @@ class Speed(msgspec.Struct, frozen=True):
     A block is `tokens` tokens after a prompt of `context` ids. The fields from `ratio` to
     `undetected` are those of a `Ratio` of wall-clock times. `processor` is a `Ratio` of this
     process's CPU times, which other work disturbs less (None where the system counts too coarsely
-    for a block). `same_ids`: loop and
-    engine wrote the same ids.
+    for a block). `same_ids`: loop and engine wrote the same ids.
     """
 
     context: int

@@ -24,7 +24,7 @@ from edgewise_lab.evaluation.systems import Outcome, cloud_share
 
 CONFIDENCE = 0.95
 SHARES = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01)
-"""For each of these fractions, the threshold is tested that this many of the scores reach."""
+"""Thresholds are tested that these fractions of the router's scores reach (`sequence`)."""
 
 _BETWEEN = 24
 """Number of further thresholds, evenly spaced in log-odds from the first to the last of these."""

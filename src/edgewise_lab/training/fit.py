@@ -140,7 +140,7 @@ Fit = Callable[[Data, Recipe, Callable[[], None]], Fitted]
 
 
 def fit_of(kind: str) -> Fit:
-    """Return the function that fits routers of `kind`: a registered name, or `file.py:Class`.
+    """Return the function that fits routers of `kind`: a registered name, or a class in code.
 
     Raises `UsageError` for a kind that cannot be trained, and for "mlp" without torch.
     """

@@ -100,8 +100,8 @@ def composed(
 ) -> list[MeasuredAnswer]:
     """Return the answers that result if the questions with the indices `sent` go to the cloud.
 
-    `edge` and `cloud` are the answers of each alone, from which times are added up; `way` says who
-    answers first. In a cascade the user sees an answer of the edge only when it is complete, since
+    `edge` and `cloud` are the answers of each alone, from which times are added up; `way` is a
+    `Way`. In a cascade the user sees an answer of the edge only when it is complete, since
     until then the cloud's may replace it.
     """
     both = zip(edge, cloud, strict=True)
