@@ -192,8 +192,8 @@ class Replica:
 class Fleet:
     """The replicas of one cloud model. A session stays with one replica while that is ready.
 
-    Rendezvous hashing (Thaler and Ravishankar 1998): the replica whose hash with the session's
-    name is greatest; when one fails, only its own sessions move.
+    Rendezvous hashing (Thaler and Ravishankar 1998): a session goes to the replica whose hash with
+    the session's name is greatest; when a replica fails, only its own sessions move.
 
     Known after `start`: `tokenizer`, the vocabulary's fingerprint; `engine`, the engine's type;
     `model`, its name; `size`, the number of ids (None if unknown); `end`, the text of the
@@ -213,7 +213,7 @@ class Fleet:
         """Check all engines once, then keep checking them in the background.
 
         Raises `UsageError` if two engines have different vocabularies or one does not report its
-        own, `CloudUnavailable` if no engine is ready. Then the fleet is closed.
+        own, `CloudUnavailable` if no engine is ready. After an error the fleet is closed.
         """
         try:
             problems = await asyncio.gather(*(replica.check_health() for replica in self.replicas))
@@ -259,9 +259,10 @@ class Fleet:
     ) -> Completion:
         """Send a consult to the session's replica, or to the next one if the first has failed.
 
-        Returns up to `n` tokens after `ids`; with `verify` above 0 none, but what the model says of
-        each of the last `verify` ids. Raises a `CloudError`, also for an invalid completion, or
-        `OverLimit` if too many consults wait.
+        Returns up to `n` tokens after `ids`. With `verify` above 0 `n` is 0, and the last `verify`
+        ids are draft tokens: for each the completion has its logprob and the model's own choice.
+        `client` names the session, for which a replica is chosen, and the key. Raises a
+        `CloudError`, also for an invalid completion, or `OverLimit` if too many consults wait.
         """
         if not ids:
             raise CloudRejected("A consult needs at least one token id.")

@@ -36,7 +36,7 @@ MAX_KEY_PATTERNS = 100
 """Maximum number of `patternProperties` of an object: each is compared with each."""
 
 MAX_WAYS = 1 << 17
-"""Maximum product of the sizes of all patterns that one text has to match."""
+"""Maximum product of the estimated sizes of all patterns that one text has to match."""
 
 MAX_REFS = 200
 """Maximum depth of nested subschemas, counted through the refs of combined ones."""

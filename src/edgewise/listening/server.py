@@ -104,5 +104,8 @@ class Listener(uvicorn.Server):
         self.open.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to shut down. uvicorn's handler would raise the signal again, to end in failure."""
+        """Begin to shut down; the second signal forces the end.
+
+        uvicorn's own handler would raise the signal again, and the process would end in failure.
+        """
         self.force_exit, self.should_exit = self.should_exit, True

@@ -117,8 +117,8 @@ def install(app: FastAPI) -> None:
 def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
     """Return the error reply for an exception.
 
-    `prompt` is the name of the request's field that is too long if the prompt is. An unexpected
-    exception, a bug, becomes a 500 that reveals nothing of it.
+    `prompt` names the request's field that holds the prompt; the reply to a prompt that is too long
+    names it. An unexpected exception, a bug, becomes a 500 that reveals nothing of it.
     """
     if isinstance(error, ApiError):
         return error

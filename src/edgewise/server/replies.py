@@ -68,7 +68,8 @@ class Writer(ABC):
     ) -> None:
         """`calls` finds the tool calls in the answer's text; None: there can be none.
 
-        `local` says that the answer belongs to a local conversation, so that a reply may say so.
+        `local`: the answer belongs to a conversation that only trusted clouds may see; the writer
+        may say so in the reply.
         """
         self.request, self.calls, self.local = request, calls, local
         self.tokenizer = tokenizer
@@ -160,7 +161,10 @@ class ChunkWriter(Writer):
     def piece(
         self, item: Item | None = None, more: str = "", token: Token | None = None
     ) -> dict[str, Any]:
-        """Return a choice's fields for a chunk: `more` text of an item, logprobs of `token`."""
+        """Return a choice's fields for a chunk that adds the text `more` to `item`.
+
+        The chunk has the logprobs of `token`, if the request asked for them.
+        """
 
     @abstractmethod
     def body(self) -> dict[str, Any]:
@@ -254,7 +258,7 @@ class ChunkWriter(Writer):
 
 
 def candidates_of(token: Token) -> Sequence[Candidate]:
-    """Return the likeliest candidates of the model that wrote the token, if known."""
+    """Return the likeliest candidates of the model that wrote the token; empty if unknown."""
     return token.cloud if token.source == "cloud" else token.edge
 
 

@@ -281,8 +281,9 @@ def turn(
 ) -> ChatTurn:
     """Return the `ChatTurn` of a message.
 
-    The texts in `content` are joined with `between`. `calls` are the tool calls of the message;
-    `call_id` is the call that it is the result of.
+    The texts in `content` are joined with `between`. `calls` are the tool calls of the message. If
+    it is the result of a call, `call_id` is that call's id. A `local` message may be sent to
+    trusted clouds only.
     """
     texts = texts_in(content)
     message = Message(

@@ -30,7 +30,8 @@ Script = Callable[[Sequence[int]], Floats]
 def replying(text: str, *, prompt: str, unsure: Sequence[int] = ()) -> Script:
     """Return a script that answers `prompt` with `text`, then EOS.
 
-    It is certain of each token, but at the byte offsets of `text` in `unsure` nearly undecided.
+    The logits are certain of each token, but nearly undecided between two at the byte offsets of
+    `text` that `unsure` lists.
     """
     reply = [*text.encode(), EOS]
     start = len(prompt.encode())
