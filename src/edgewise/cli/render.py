@@ -298,7 +298,10 @@ def metered(count: float | None, form: str = "") -> str:
 
 
 def progress(*, hidden: bool = False, every: float = 60.0) -> Progress:
-    """Return a progress bar on stderr, or a line each `every` seconds if that is no terminal."""
+    """Return a progress bar on stderr, or a line each `every` seconds if that is no terminal.
+
+    With `hidden` nothing is shown.
+    """
     if hidden or err.is_terminal:
         columns = (*Progress.get_default_columns(), MofNCompleteColumn())
         return Progress(*columns, console=err, transient=True, disable=hidden)

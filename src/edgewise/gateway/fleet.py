@@ -37,10 +37,11 @@ PREFILL_SECONDS = 60.0
 """Timeout of a prefetch: a request that the engine lost must not hold its place for ever."""
 
 KEPT_TEXTS = 32
-"""Detokenized texts that a fleet remembers; to compare a large vocabulary takes twenty."""
+"""Most detokenized texts that a fleet remembers, to compare engines that come up later. For a
+large vocabulary that takes twenty."""
 
 MOST_WATCHED = 4096
-"""Token ids of the longest text that is compared again at each vocabulary check."""
+"""Token ids of the longest text that an engine must detokenize alike at each vocabulary check."""
 
 BUSY_SECONDS = 0.2
 """Seconds after which a consult that was refused because too many wait may be tried again."""
@@ -134,7 +135,7 @@ class Replica:
         self._concurrency = concurrency
 
     async def check_health(self) -> BaseException | None:
-        """Check that the engine is ready and has the accepted vocabulary; log a change.
+        """Check that the engine is ready and still has the accepted vocabulary; log any change.
 
         Returns what the engine raised, even a cancellation; None if all is well.
         """

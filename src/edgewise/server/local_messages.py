@@ -73,7 +73,7 @@ class LocalAnswer:
         self._text, self._begins = "", True
 
     def wrote(self, text: str) -> None:
-        """Take the next piece of the answer; remember the beginning of each of its parts (`BEGUN`)."""
+        """Take the next piece of the answer; remember how each of its parts begins (`BEGUN`)."""
         *before, self._text = _ANEW.split(self._text + text)
         self._begins = self._begins or bool(before)
         if self._begins:

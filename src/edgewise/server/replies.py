@@ -122,7 +122,7 @@ class UsageCounts:
     """Token counts of an answer, for the field `usage` of each API.
 
     `prompt`, `cached` (of the prompt) and `written` are counts of tokens; `own` has all other
-    counts, for Edgewise's own field.
+    counts, for the field `edgewise`.
     """
 
     def __init__(self, usage: Usage) -> None:
