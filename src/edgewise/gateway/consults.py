@@ -60,7 +60,7 @@ class KeyedConsults:
         self.fleet, self.limits, self.metrics = fleet, limits, metrics
 
     async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
-        """Run the consult that `frame` asks for; return the frame to send back.
+        """Run the consult that `frame` asks for, after `prefix`; return the frame to send back.
 
         Any error, a missed deadline or a limit of the key becomes a `Failed` frame. Only the
         cancellation of the calling task raises.
@@ -164,7 +164,7 @@ def failed(
     """Return the frame that reports a failed consult.
 
     `reason` is a `Fault`, such as "timeout". After `wait` seconds (at most 49 days fit) the device
-    may try again.
+    may try again. `request_id` names the request in the engine's log, else in the gateway's.
     """
     later = None if wait is None else min(int(1000 * wait) + 1, (1 << 32) - 1)
     return Failed(frame.ask, reason, message, later, request_id)

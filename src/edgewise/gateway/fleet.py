@@ -310,7 +310,7 @@ class Fleet:
         return text
 
     async def prefill(self, ids: Sequence[int], client: Client) -> None:
-        """Let the session's replica prefill its cache with `ids`; do nothing if none is ready.
+        """Let the replica of the client's session prefill its KV cache with `ids`, if one is ready.
 
         Raises a `CloudError` if that fails, `OverLimit` if all places at the engine are taken.
         """

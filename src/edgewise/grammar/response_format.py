@@ -52,8 +52,9 @@ def response_format_from(
 
     With `json_schema` the answer is JSON that this schema allows. `tools` may be dicts with the
     fields of `Tool`. `tool_choice` is "auto", "none", "required" or the name of the one tool to
-    call; `only` names that tool even if its name is one of these words. Raises `UsageError` for
-    invalid or too many tools, and for a choice that is not among them.
+    call; `only` names that tool even if its name is one of these words. The answer may have several
+    calls if `parallel_tool_calls`. Raises `UsageError` for invalid or too many tools, and for a
+    choice that is not among them.
     """
     if json_schema is None and not tools:
         return None

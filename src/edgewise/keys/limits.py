@@ -86,7 +86,10 @@ class Bucket:
         self._full_at = 0.0
 
     def wait(self, rate: float, now: float) -> float:
-        """Return the seconds until the bucket holds one, at `rate` a second (0: no limit)."""
+        """Return the seconds until the bucket holds one, at `rate` a second (0: no limit).
+
+        `now` is the time in seconds of any clock that is used for all calls.
+        """
         if not rate:
             return 0.0
         seconds = self._full_at - now + 1 / rate - max(self._burst, 1 / rate)

@@ -44,7 +44,8 @@ class Listener(uvicorn.Server):
     ) -> None:
         """Serve `app` on the socket `listening`, with at most `connections` open at a time.
 
-        `max_message` is the size limit of a WebSocket message in bytes; None turns WebSockets off.
+        With `tls` it is served by HTTPS alone. `max_message` is the size limit of a WebSocket
+        message in bytes; None turns WebSockets off.
         `drain` runs after the signal, while connections are still accepted; after it, answers
         under way have `grace` seconds.
         """

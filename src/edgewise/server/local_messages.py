@@ -132,7 +132,9 @@ class LocalMessages:
     """Remembers local messages (for trusted clouds only) as hashes, as long as the server runs.
 
     A message is recognised by its own text and its owner (a key's name), not by its conversation:
-    clients shorten histories, join messages, and quote them in other requests. Any thread may call.
+    clients shorten histories, join messages, and quote them in other requests. For each owner at
+    most `most` texts are kept whose answer has begun, and `most_asked` of all requests. Any thread
+    may call.
     """
 
     def __init__(self, *, most: int = KEPT, most_asked: int = ASKED) -> None:

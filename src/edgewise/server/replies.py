@@ -312,7 +312,7 @@ class EventWriter(Writer):
 
 
 class EventStream(EventSourceResponse):
-    """A response that streams `events` as server-sent events, with pings while there are none.
+    """A response that streams what `writer` makes of `events`, with pings while there are none.
 
     `held`, the exit stack of the request's resources, is closed when the response ends.
     """
@@ -358,7 +358,7 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
     """Write the answer to a request, as a stream if that was asked for; stop if the client leaves.
 
     `decoding` is the request to the pair. Raises as `admitted`, `Answering.read` and
-    `Answering.grammar`; later errors of a stream are chunks of it.
+    `Answering.grammar`; once a stream has begun, an error is sent as a chunk of it.
     """
     answering, caller = pair_of(request), caller_of(request)
     local = decoding.messages[-1].local

@@ -158,7 +158,10 @@ class RoleTurn(Strict):
 
 
 def ignored(body: object, place: str = "") -> Iterator[str]:
-    """Yield the ignored fields in a request, with their paths, such as `messages.name`."""
+    """Yield the path of each ignored field in a request, such as `messages.name`.
+
+    `place` is the path of `body` with a dot, if it is a part of a request.
+    """
     if isinstance(body, Strict):
         yield from (place + name for name in body.ignored_names())
         for name in type(body).model_fields:

@@ -92,8 +92,8 @@ class ByteTokenizer:
 class ScriptedEdge(EdgeModel):
     """An edge model whose logits come from a `Script`. Implements `EdgeModel`.
 
-    `abilities` say what it can do. `computed` counts the ids that all its sessions have run, so
-    that a test can prove that none ran twice.
+    `context` is its context length in tokens; `abilities` say what it can do. `computed` counts the
+    ids that all its sessions have run, so that a test can prove that none ran twice.
     """
 
     def __init__(
