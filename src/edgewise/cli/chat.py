@@ -102,7 +102,7 @@ def _elsewhere(address: str) -> bool:
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A question and its answer. `whole`: not interrupted; `local`: never to be sent to a cloud."""
+    """A question and its answer. `whole`: not interrupted; `local`: for trusted clouds only."""
 
     question: str
     answer: str

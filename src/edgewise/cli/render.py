@@ -131,7 +131,7 @@ def _interruptible() -> Generator[Callable[[], bool]]:
 
 
 def painted(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield the same events, and print their text; tokens of the cloud model are coloured.
+    """Yield `events` unchanged, and print their text; tokens of the cloud model are coloured.
 
     At the end a note says why the first consult (a request to the cloud model) failed, if any did.
     """
@@ -214,7 +214,7 @@ _HELD_BACK = {
 
 
 READS = "to check passages and rewrite their sentences"
-"""What a cloud model is asked for whose API can only read passages, not continue a text."""
+"""The words for what a cloud model does whose API can only read passages, not continue a text."""
 
 
 def _verified(usage: Usage, tokens: Sequence[Token], cloud: str, share: float | None) -> str:
@@ -290,12 +290,18 @@ def money(amount: float) -> str:
 
 
 def metered(count: float | None, form: str = "") -> str:
-    """Format a count of an engine's meter by `form`; "-" for None, which means no meter, not 0."""
+    """Format a number that an engine reported, with the format spec `form`; "-" for None.
+
+    None means that the engine did not report it, which is not 0.
+    """
     return "-" if count is None else f"{count:{form}}"
 
 
 def progress(*, hidden: bool = False, every: float = 60.0) -> Progress:
-    """Return a progress bar on stderr, or a line each `every` seconds if that is no terminal."""
+    """Return a progress bar on stderr, or a line each `every` seconds if that is no terminal.
+
+    With `hidden` nothing is shown.
+    """
     if hidden or err.is_terminal:
         columns = (*Progress.get_default_columns(), MofNCompleteColumn())
         return Progress(*columns, console=err, transient=True, disable=hidden)

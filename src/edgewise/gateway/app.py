@@ -42,7 +42,7 @@ MOST_DETOKENIZED = 1 << 15
 """Most token ids of one request to /detokenize."""
 
 MAX_BODY = 1 << 19
-"""Most bytes of a request body: ten digits an id, a comma and a blank, and some room."""
+"""Most bytes of a request body: enough for the most ids of /detokenize, at 12 characters each."""
 
 DETOKENIZE_SECONDS = 15.0
 """Timeout of a request to /detokenize."""

@@ -39,7 +39,10 @@ class SessionPrefix(NamedTuple):
     take_fresh: Callable[[], int]
 
     def client(self, request_id: str = "") -> Client:
-        """Return the consult's `Client` for the engine: session, salt, tenant (key), request id."""
+        """Return the `Client` that tells the engine whose request it is, and for which session.
+
+        `request_id` names the request in the engine's log.
+        """
         tenant = "" if self.key is ANYBODY else self.key.name
         session = self.session
         return Client(session.name, session.salt, tenant=tenant, request_id=request_id)
@@ -57,7 +60,7 @@ class KeyedConsults:
         self.fleet, self.limits, self.metrics = fleet, limits, metrics
 
     async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
-        """Run the consult that `frame` asks for; return the frame to send back.
+        """Run the consult that `frame` asks for, after `prefix`; return the frame to send back.
 
         Any error, a missed deadline or a limit of the key becomes a `Failed` frame. Only the
         cancellation of the calling task raises.
@@ -133,7 +136,10 @@ class KeyedConsults:
         )
 
     async def prefetch(self, prefix: SessionPrefix) -> None:
-        """Let the engine prefill its cache with `prefix`, if the key may consult; log errors."""
+        """Let the engine prefill its KV cache with `prefix`, if the key's limits allow a consult.
+
+        Errors are only logged and counted.
+        """
         ended = "superseded"
         try:
             if not await self.limits.may_prefetch(prefix.key, prefix.take_fresh()):
@@ -157,7 +163,8 @@ def failed(
 ) -> Failed:
     """Return the frame that reports a failed consult.
 
-    `reason` is a `Fault`; after `wait` seconds (at most 49 days fit) the device may try again.
+    `reason` is a `Fault`, such as "timeout". After `wait` seconds (at most 49 days fit) the device
+    may try again. `request_id` names the request in the engine's log, else in the gateway's.
     """
     later = None if wait is None else min(int(1000 * wait) + 1, (1 << 32) - 1)
     return Failed(frame.ask, reason, message, later, request_id)

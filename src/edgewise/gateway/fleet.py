@@ -37,10 +37,11 @@ PREFILL_SECONDS = 60.0
 """Timeout of a prefetch: a request that the engine lost must not hold its place for ever."""
 
 KEPT_TEXTS = 32
-"""Detokenized texts that a fleet remembers; to compare a large vocabulary takes twenty."""
+"""Most detokenized texts that a fleet remembers, to compare engines that come up later. For a
+large vocabulary that takes twenty."""
 
 MOST_WATCHED = 4096
-"""Token ids of the longest text that is compared again at each vocabulary check."""
+"""Token ids of the longest text that an engine must detokenize alike at each vocabulary check."""
 
 BUSY_SECONDS = 0.2
 """Seconds after which a consult that was refused because too many wait may be tried again."""
@@ -134,7 +135,7 @@ class Replica:
         self._concurrency = concurrency
 
     async def check_health(self) -> BaseException | None:
-        """Check that the engine is ready and has the accepted vocabulary; log a change.
+        """Check that the engine is ready and still has the accepted vocabulary; log any change.
 
         Returns what the engine raised, even a cancellation; None if all is well.
         """
@@ -192,8 +193,8 @@ class Replica:
 class Fleet:
     """The replicas of one cloud model. A session stays with one replica while that is ready.
 
-    Rendezvous hashing (Thaler and Ravishankar 1998): the replica whose hash with the session's
-    name is greatest; when one fails, only its own sessions move.
+    Rendezvous hashing (Thaler and Ravishankar 1998): a session goes to the replica whose hash with
+    the session's name is greatest; when a replica fails, only its own sessions move.
 
     Known after `start`: `tokenizer`, the vocabulary's fingerprint; `engine`, the engine's type;
     `model`, its name; `size`, the number of ids (None if unknown); `end`, the text of the
@@ -213,7 +214,7 @@ class Fleet:
         """Check all engines once, then keep checking them in the background.
 
         Raises `UsageError` if two engines have different vocabularies or one does not report its
-        own, `CloudUnavailable` if no engine is ready. Then the fleet is closed.
+        own, `CloudUnavailable` if no engine is ready. After an error the fleet is closed.
         """
         try:
             problems = await asyncio.gather(*(replica.check_health() for replica in self.replicas))
@@ -259,9 +260,10 @@ class Fleet:
     ) -> Completion:
         """Send a consult to the session's replica, or to the next one if the first has failed.
 
-        Returns up to `n` tokens after `ids`; with `verify` above 0 none, but what the model says of
-        each of the last `verify` ids. Raises a `CloudError`, also for an invalid completion, or
-        `OverLimit` if too many consults wait.
+        Returns up to `n` tokens after `ids`. With `verify` above 0 `n` is 0, and the last `verify`
+        ids are draft tokens: for each the completion has its logprob and the model's own choice.
+        `client` names the session, for which a replica is chosen, and the key. Raises a
+        `CloudError`, also for an invalid completion, or `OverLimit` if too many consults wait.
         """
         if not ids:
             raise CloudRejected("A consult needs at least one token id.")
@@ -308,7 +310,7 @@ class Fleet:
         return text
 
     async def prefill(self, ids: Sequence[int], client: Client) -> None:
-        """Let the session's replica prefill its cache with `ids`; do nothing if none is ready.
+        """Let the replica of the client's session prefill its KV cache with `ids`, if one is ready.
 
         Raises a `CloudError` if that fails, `OverLimit` if all places at the engine are taken.
         """

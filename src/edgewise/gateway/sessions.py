@@ -14,7 +14,7 @@ class Session:
 
     `name` is secret: who knows it can resume the session. `key` is the name of the device's key,
     `salt` keeps its prefix cache apart at the engine. Consults hold `turn`, so they run one after
-    the other. `left` is when the device disconnected (monotonic clock).
+    the other. `left` is when the device last disconnected, or the session began (monotonic clock).
     """
 
     def __init__(self, key: str) -> None:
@@ -75,10 +75,10 @@ class Sessions:
     def put(
         self, session: Session, position: int, ids: Sequence[int] | Ledger, check: int
     ) -> Ledger | None:
-        """Store a frame's `ids` in the session, from `position` on; return a copy of all its ids.
+        """Replace the session's ids from index `position` on by `ids`; return a copy of them all.
 
-        None if ids before `position` are missing, or if `check` is not the checksum of the whole
-        prefix; then the session's ids are dropped, and the device must send them from 0.
+        Returns None if ids before `position` are missing, or if `check` is not the checksum of all
+        ids; then the session's ids are dropped, and the device must send them from 0.
         """
         ledger, before = session.ledger, len(session.ledger)
         held = ledger.put(position, ids) and ledger.checksum == check

@@ -65,7 +65,10 @@ class Constraint:
     """
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, *, start: int) -> None:
-        """`start` is the index of the answer's first id in the `ids` passed to the methods."""
+        """`start` is the index of the answer's first id in the `ids` passed to the methods.
+
+        `matcher` is llguidance's `LLMatcher`, which is this constraint's own.
+        """
         self._matcher, self._start, self._ends = matcher, start, tokenizer.eos_ids
         self._size, self._tokenizer = tokenizer.size, tokenizer
         self._bits = np.zeros((self._size + 31) // 32, np.uint32)

@@ -50,9 +50,11 @@ def response_format_from(
 ) -> ResponseFormat | None:
     """Return the response format of a request; None for plain text.
 
-    `tools` may be dicts with the fields of `Tool`. `tool_choice` is "auto", "none", "required" or a
-    tool's name; `only` is a tool's name even where it is one of these words. Raises `UsageError`
-    for invalid or too many tools, and for a choice that is not among them.
+    With `json_schema` the answer is JSON that this schema allows. `tools` may be dicts with the
+    fields of `Tool`. `tool_choice` is "auto", "none", "required" or the name of the one tool to
+    call; `only` names that tool even if its name is one of these words. The answer may have several
+    calls if `parallel_tool_calls`. Raises `UsageError` for invalid or too many tools, and for a
+    choice that is not among them.
     """
     if json_schema is None and not tools:
         return None

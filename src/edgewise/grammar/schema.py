@@ -27,7 +27,8 @@ MAX_KEYS = 1000
 """Maximum number of keys of one object in a schema: the work grows with their square."""
 
 MAX_VALUES = 20_000
-"""Maximum number of subschemas and values, at all depths, combined ones counted as expanded."""
+"""Maximum number of subschemas and values, at all depths. What a `$ref` that llguidance expands
+stands for counts wherever it is used."""
 
 MAX_MULTIPLE = 100_000
 """Maximum sum of all `multipleOf`, each without its point and final zeros (0.25 counts 25)."""
@@ -36,10 +37,10 @@ MAX_KEY_PATTERNS = 100
 """Maximum number of `patternProperties` of an object: each is compared with each."""
 
 MAX_WAYS = 1 << 17
-"""Maximum product of the sizes of all patterns that one text has to match."""
+"""Maximum product of the estimated sizes of all patterns that one text has to match."""
 
 MAX_REFS = 200
-"""Maximum depth of nested subschemas, counted through the refs of combined ones."""
+"""Maximum depth of nested subschemas; each `$ref` that llguidance expands adds its own depth."""
 
 _BLANKS = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
 """Whitespace between the parts of JSON, as in llama.cpp: a blank, or a new line and its indent. If
@@ -77,8 +78,9 @@ _ANY = "*"
 class SchemaBudget:
     """The work that a set of schemas, such as those of a request's tools, may still take.
 
-    `values`, `states` and `characters` count down from `MAX_VALUES`, `MAX_MULTIPLE` and
-    `MAX_SCHEMA`. `unheld` collects the keywords that were ignored in lenient schemas.
+    `values`, `states` (those of `multipleOf`) and `characters` count down from `MAX_VALUES`,
+    `MAX_MULTIPLE` and `MAX_SCHEMA`. `unheld` collects the keywords that were ignored in
+    lenient schemas.
     """
 
     def __init__(self) -> None:

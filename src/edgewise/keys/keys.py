@@ -88,7 +88,8 @@ ANYBODY = Key(
 class Keys:
     """The keys of a key file that are in force: neither removed from the file nor expired.
 
-    The file is read again when it is due; the names of keys that changed are logged.
+    `find`, `current` and `refresh` read the file again if `CHECK_SECONDS` have passed since it was
+    last read; the names of keys that changed are logged.
     """
 
     def __init__(
@@ -115,7 +116,10 @@ class Keys:
         return self._path is not None
 
     def find(self, secret: str) -> Key | None:
-        """Return the valid key whose secret is `secret` (compared in constant time), or None."""
+        """Return the valid key whose secret is `secret` (compared in constant time), or None.
+
+        Without a key file that is `ANYBODY`, whatever the secret.
+        """
         if self._path is None:
             return ANYBODY
         self.refresh()

@@ -21,7 +21,7 @@ BUSY_SECONDS = 1.0
 """Seconds to wait for another process that has locked the file."""
 
 OPENING_SECONDS = 10.0
-"""`BUSY_SECONDS` at the start, as gateways that start together create the file one by one."""
+"""The same for opening the file: gateways that start together create it one after the other."""
 
 KEPT_DAYS = 8
 """Days for which counts are kept, in case a clock is set back."""

@@ -25,7 +25,8 @@ IDS_BURST_SECONDS = 10.0
 """Sizes of the token buckets of consults and ids, in seconds of the key's rate."""
 
 MOST_DEBT = 2 * MAX_IDS
-"""Most ids that a key may owe: they are counted after they came. A larger debt is forgiven."""
+"""Most token ids that a key may owe, since ids are charged after they came, even beyond its rate.
+A larger debt is forgiven."""
 
 ROUNDING = 1e-6
 """Waits below this many seconds count as zero: clocks are not exact."""
@@ -85,7 +86,10 @@ class Bucket:
         self._full_at = 0.0
 
     def wait(self, rate: float, now: float) -> float:
-        """Return the seconds until the bucket holds one, at `rate` a second (0: no limit)."""
+        """Return the seconds until the bucket holds one, at `rate` a second (0: no limit).
+
+        `now` is the time in seconds of any clock that is used for all calls.
+        """
         if not rate:
             return 0.0
         seconds = self._full_at - now + 1 / rate - max(self._burst, 1 / rate)
@@ -160,7 +164,8 @@ class KeyLimits:
         """Charge `key` for the consult that the block makes; the block fills in the `Spent`.
 
         At most `tokens` are to be written: they are reserved from the day's limit before, and the
-        unwritten ones given back. `ids` came with the request. Raises `OverLimit` before the block.
+        unwritten ones given back. `ids` is the number of ids that came with the request. Raises
+        `OverLimit` before the block if a limit is exceeded.
         """
         self.admit(key, ids)
         self._buckets[key.name][0].take(1, key.consults_per_second, self._clock())
@@ -182,7 +187,7 @@ class KeyLimits:
                 await asyncio.shield(self._begin(self._give_back(key, day, unused)))
 
     def admit(self, key: Key, ids: int) -> None:
-        """Charge `key` for `ids` received with a request, and refuse the request if need be.
+        """Charge `key` for a number of `ids` received with a request, which may be refused.
 
         Raises `OverLimit` if earlier requests have used up the rate of ids or of consults. The ids
         are charged even then.
@@ -199,7 +204,7 @@ class KeyLimits:
                 raise OverLimit("unavailable", message, wait)
 
     async def may_prefetch(self, key: Key, ids: int) -> bool:
-        """Charge `key` for prefetched `ids`; return whether its limits allow a consult now."""
+        """Charge `key` for a number of prefetched `ids`; return whether it may consult now."""
         with suppress(OverLimit):
             self.admit(key, ids)
             await self._reserve(key, 0)
@@ -207,7 +212,7 @@ class KeyLimits:
         return False
 
     def charge(self, key: Key, ids: int) -> float:
-        """Charge for `ids` received or computed; return the seconds until the key owes none."""
+        """Charge for a number of `ids`; return the seconds until the key owes none."""
         (_, bucket), now = self._buckets[key.name], self._clock()
         bucket.take(ids, key.ids_per_second, now)
         return bucket.wait(key.ids_per_second, now)

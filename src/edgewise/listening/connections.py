@@ -64,7 +64,10 @@ class Connections:
         self.wait(transport, "no whole request came")
 
     def wait(self, transport: asyncio.Transport, awaited: Awaited) -> None:
-        """Begin a deadline: unless `done` is called within `WAIT_SECONDS`, close the connection."""
+        """Close the connection after `WAIT_SECONDS`, unless `done` is called before.
+
+        `awaited` says what the peer fails to do; `done` is called with the same.
+        """
         if transport in self._open and (transport, awaited) not in self._waits:
             loop = asyncio.get_running_loop()
             timer = loop.call_later(WAIT_SECONDS, self.cut, transport, awaited)
@@ -123,7 +126,10 @@ class _Counted(asyncio.Protocol):
 
 
 class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
-    """uvicorn's HTTP/1.1 with the limits of `connections`; it answers half-closed connections."""
+    """uvicorn's HTTP/1.1 with the limits of `Connections`.
+
+    A peer that has closed its sending side is still answered.
+    """
 
     _ended = False
 

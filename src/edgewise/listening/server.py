@@ -44,7 +44,8 @@ class Listener(uvicorn.Server):
     ) -> None:
         """Serve `app` on the socket `listening`, with at most `connections` open at a time.
 
-        `max_message` is the size limit of a WebSocket message in bytes; None turns WebSockets off.
+        With `tls` it is served by HTTPS alone. `max_message` is the size limit of a WebSocket
+        message in bytes; None turns WebSockets off.
         `drain` runs after the signal, while connections are still accepted; after it, answers
         under way have `grace` seconds.
         """
@@ -104,5 +105,8 @@ class Listener(uvicorn.Server):
         self.open.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to shut down. uvicorn's handler would raise the signal again, to end in failure."""
+        """Begin to shut down; the second signal forces the end.
+
+        uvicorn's own handler would raise the signal again, and the process would end in failure.
+        """
         self.force_exit, self.should_exit = self.should_exit, True

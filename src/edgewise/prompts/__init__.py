@@ -79,7 +79,7 @@ def prompt_from(
 
 
 def message_of(given: Message | Mapping[str, object]) -> Message:
-    """Convert a dict, or check a `Message`. Raises `UsageError` if it is not a valid message."""
+    """Return a checked `Message`, made from one or from a dict. Raises `UsageError` if invalid."""
     plain = dict(given) if isinstance(given, Mapping) else msgspec.to_builtins(given)
     try:
         message = msgspec.convert(plain, Message)

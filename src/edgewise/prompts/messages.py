@@ -145,6 +145,7 @@ def alternating(messages: Sequence[Message], *, system: bool) -> list[Message]:
     """Return a conversation in which user and assistant alternate, as some templates require.
 
     With `system` the leading system messages stay. All other system messages become the user's.
+    A user's empty message is put before an assistant's that would come first.
     """
     leading = next((at for at, one in enumerate(messages) if one.role != "system"), len(messages))
     kept = [*messages[: leading if system else 0]]

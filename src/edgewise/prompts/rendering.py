@@ -54,7 +54,7 @@ class TemplateRefusal(ModelError):
 
 
 class Renderer:
-    """Renders chat templates in a child process with limits. Any thread may call it."""
+    """Renders chat templates in a child process, each within `seconds`. Any thread may call it."""
 
     def __init__(self, *, seconds: float = SECONDS) -> None:
         self._seconds = seconds

@@ -119,8 +119,8 @@ def conversation_ids(
 ) -> list[int]:
     """Return the ids of a conversation in the tokenizer's chat template. Raises as `render`.
 
-    If no message could make a control token, these are the ids of the rendered text. Tokens that
-    llama.cpp calls user-defined, such as `<think>`, are read in a message as they are in an answer.
+    If no message could make a control token, these are the ids of the rendered text. The text of a
+    token that llama.cpp calls user-defined, such as `<think>`, becomes that token in messages too.
     A last message of the assistant without tool calls is the beginning of the answer.
     """
     count = len(messages)

@@ -107,7 +107,7 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat:
 
 
 def markers(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the vocabulary's control tokens among `MARKERS`: their texts and ids."""
+    """Return the id of each text of `MARKERS` that is a control token of the vocabulary."""
     return {text: token for token, text in tokenizer.special.items() if text in MARKERS}
 
 

@@ -82,7 +82,10 @@ class QueuePlace:
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """An event with logprobs of the next ids of the prompt. It comes before the answer's events."""
+    """An event with the edge model's logprobs of the prompt's next ids, for `echo` with logprobs.
+
+    These events come before those of the answer.
+    """
 
     scores: Sequence[Scored]
 
@@ -94,9 +97,10 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to the pair, with all that the server has worked out from a client's request.
 
     `read` builds the prompt; it may run in any thread and raise an `EdgewiseError`. `messages` is
-    the conversation, local messages marked. `options` are keyword arguments of `Pair.stream`. With
-    `pending` the events include draft tokens. If `scored` is a number, the edge model first scores
-    the prompt and gives that many candidates for each of its ids.
+    the conversation, in which `local` marks the messages that only trusted clouds may see.
+    `format` is the response format (None: plain text), `options` are keyword arguments of
+    `Pair.stream`. With `pending` the events include draft tokens. If `scored` is a number, the edge
+    model first scores the prompt and gives that many candidates for each of its ids.
     """
 
     read: Callable[[], Prompt]
@@ -131,7 +135,7 @@ class Answering:
 
     @property
     def bundled(self) -> bool:
-        """Whether the edge model, the cloud model and the router are all the bundled ones."""
+        """Whether edge model, cloud model and router are all those that come with Edgewise."""
         own = self.settings
         parts = {own.edge, cloud_address(own), own.router or "bundled"}
         return parts == {"bundled"} and self.cloud is not None and self.cloud.boundaries is None
@@ -154,13 +158,13 @@ class Answering:
         return prompt
 
     async def grammar(self, format: ResponseFormat | None) -> Grammar | None:
-        """Compile a response format in a thread. Raises as `grammar_of`."""
+        """Compile a response format in a thread; None for plain text. Raises as `grammar_of`."""
         if format is None:
             return None
         return await _in_thread(self._compilers, partial(grammar_of, self.edge.tokenizer, format))
 
     async def tokenizing(self, work: Callable[[], _T]) -> _T:
-        """Run `work` in a thread kept for tokenising texts, one at a time, beside all prompts."""
+        """Run `work`, which tokenises a text, in a thread apart from those that read prompts."""
         return await _in_thread(self._tokenizers, work)
 
     async def events(
@@ -174,7 +178,8 @@ class Answering:
     ) -> AsyncGenerator[AnswerEvent]:
         """Yield an answer's events, each as the function `seen` returns it.
 
-        Writing starts when the `place` in the queue gets a slot. Closing this generator early stops
+        `grammar` is what the answer must follow (None: any text). Writing starts when the `place`
+        in the queue gets a slot. Closing this generator early stops
         the answer; the slot is given back when its thread has ended. Raises an `EdgewiseError` if
         the answer fails.
         """

@@ -267,7 +267,7 @@ class Metrics(Collector):
         self._consult = self._histogram("consult_seconds", "Seconds of a consult.")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield metrics that are read when they are asked for: the queue, and costs."""
+        """Yield the metrics that are computed at each scrape: those of the queue, and costs."""
         queue = self._queue
         yield GaugeMetricFamily("edgewise_running", "Answers being decoded.", queue.running)
         yield GaugeMetricFamily("edgewise_waiting", "Answers in the queue.", queue.waiting)

@@ -38,7 +38,8 @@ class Callers:
     async def check(self, request: Request) -> None:
         """Check the key of a request and set `request.state.caller`; a dependency of FastAPI.
 
-        Raises `ApiError` 401 for a missing or unknown key, 403 for one with a daily limit.
+        Raises `ApiError` 401 for a missing or unknown key, 403 for one with a daily limit of
+        tokens, which only a gateway enforces.
         """
         key = self.find(request)
         if key is None:
@@ -68,7 +69,7 @@ def caller_of(request: Request) -> "Caller":
 
 
 class Caller:
-    """The key of one request, and what its answer uses. For the event loop's thread only."""
+    """The key of one request, and the tokens of its answer. For the event loop's thread only."""
 
     def __init__(self, callers: Callers, key: Key) -> None:
         self._callers, self.key = callers, key
@@ -95,7 +96,10 @@ class Caller:
             answers[self.name] -= 1
 
     def read(self, prompt: Prompt) -> Prompt:
-        """Charge the prompt's ids to the key; return the prompt with the key as its `owner`."""
+        """Charge the prompt's ids to the key; return the prompt with the key's name as its `owner`.
+
+        So equal conversations of two keys are not taken for one.
+        """
         self._callers.limits.charge(self.key, len(prompt.ids))
         return replace(prompt, owner=self.name)
 

@@ -190,10 +190,10 @@ async def answered(
 ) -> Response:
     """Answer the conversation in `body`; return the HTTP response.
 
-    `reply` is the `Writer` class of the API. With `joins` adjacent messages of one role are merged,
-    after local messages were found. Local messages are remembered even if a valid request is
-    refused later, so that they stay local when they are sent again. Raises `ApiError`, and what
-    reading the prompt raises.
+    `reply` is the `Writer` class of the API. Local messages (only trusted clouds may see them) are
+    remembered even if a valid request is refused later, so that they stay local when they are sent
+    again. With `joins` adjacent messages of one role are merged, once the local ones are known.
+    Raises `ApiError`, and what reading the prompt raises.
     """
     answering = pair_of(request)
     marks = await marked(request, body.edgewise, body.turns())
@@ -208,7 +208,10 @@ async def answered(
 def prompt_reader(
     answering: Answering, messages: Sequence[Message], format: ResponseFormat | None
 ) -> Callable[[], Prompt]:
-    """Return a function that builds the prompt. Raises `ApiError` if tool calls are too long."""
+    """Return a function that builds the prompt from messages and the tools of `format`.
+
+    Raises `ApiError` if the arguments of the tool calls are too long.
+    """
     if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
         message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."
         raise ApiError(400, message, param="messages")
@@ -225,7 +228,8 @@ def joined_turns(turns: Sequence[Message]) -> list[Message]:
 class ChatReply(ChunkWriter):
     """The reply of `/v1/chat/completions`.
 
-    The message of a local answer is marked, and the client is to send the mark back with it.
+    If the conversation is local (only trusted clouds may see it), the answer's message has the
+    field `edgewise` with `cloud` "none". The client should send that back with the message.
     """
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"

@@ -26,7 +26,8 @@ _OTHERWISE = {"json_schema": "response_format"}
 class ApiError(Exception):
     """An error reply: HTTP status, message, and the fields of OpenAI's error objects.
 
-    `param` is the request's field that is at fault; `headers` are sent with the reply.
+    `code` is a word for programs, such as model_not_found; `param` is the request's field at fault;
+    `headers` are sent with the reply.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class ApiError(Exception):
 
 
 def come_back(message: str, seconds: float, *, code: str = "rate_limit_exceeded") -> ApiError:
-    """Return an error 429 that asks the client to retry after so many seconds."""
+    """Return an error 429 with the header `Retry-After`: `seconds`, rounded up."""
     headers = {"Retry-After": str(math.ceil(seconds))}
     return ApiError(429, message, code=code, headers=headers)
 
@@ -117,8 +118,8 @@ def install(app: FastAPI) -> None:
 def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
     """Return the error reply for an exception.
 
-    `prompt` is the name of the request's field that is too long if the prompt is. An unexpected
-    exception, a bug, becomes a 500 that reveals nothing of it.
+    `prompt` names the request's field that holds the prompt; the reply to a prompt that is too long
+    names it. An unexpected exception, a bug, becomes a 500 that reveals nothing of it.
     """
     if isinstance(error, ApiError):
         return error

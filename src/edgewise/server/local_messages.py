@@ -1,4 +1,4 @@
-"""Memory of which texts are local (for trusted clouds only), since clients may drop the mark."""
+"""Memory of local texts, which only trusted clouds may see: clients may send one back unmarked."""
 
 import re
 import threading
@@ -27,7 +27,8 @@ BEGUN = 64
 shorter beginnings are common to many answers."""
 
 MOST_COMPARED = 1 << 28
-"""Maximum bytes compared to find local texts inside one text, which counts as local beyond."""
+"""Maximum bytes compared to look for local texts inside one text. A text that would take more
+counts as local."""
 
 _ESCAPE = re.compile(r"(?i)(?<!\\)\\++(?:u([0-9a-f]{4})|u[0-9a-f]{0,3}\Z|[bfnrt])")
 """A JSON escape, quoted any number of times, or the first half of one at the end."""
@@ -62,7 +63,7 @@ def _plain(text: str) -> bytes:
 
 
 class LocalAnswer:
-    """An answer to local messages, which is remembered as it is written.
+    """An answer to local messages, which is itself local: it is remembered as it is written.
 
     A client may stop an answer at any token and send its beginning back in another request.
     """
@@ -72,7 +73,7 @@ class LocalAnswer:
         self._text, self._begins = "", True
 
     def wrote(self, text: str) -> None:
-        """Remember the answer with `text` added at its end."""
+        """Take the next piece of the answer; remember how each of its parts begins (`BEGUN`)."""
         *before, self._text = _ANEW.split(self._text + text)
         self._begins = self._begins or bool(before)
         if self._begins:
@@ -128,10 +129,12 @@ class _Texts:
 
 
 class LocalMessages:
-    """Remembers local messages as keyed hashes, as long as the server runs.
+    """Remembers local messages (for trusted clouds only) as hashes, as long as the server runs.
 
     A message is recognised by its own text and its owner (a key's name), not by its conversation:
-    clients shorten histories, join messages, and quote them in other requests. Any thread may call.
+    clients shorten histories, join messages, and quote them in other requests. For each owner at
+    most `most` texts are kept whose answer has begun, and `most_asked` of all requests. Any thread
+    may call.
     """
 
     def __init__(self, *, most: int = KEPT, most_asked: int = ASKED) -> None:
@@ -170,14 +173,18 @@ class LocalMessages:
         return seen
 
     def answered(self, messages: Iterable[Message], *, owner: str = "") -> None:
-        """Keep for longer those of `messages` that are not to leave the device: their answer began.
+        """Remember the local ones among `messages`, whose answer has begun.
 
-        `owner` is the client whose messages they are.
+        They are kept apart from those that `marked` remembers, so no flood of refused requests
+        evicts them. `owner` is the name of the client's API key ("" without a key file).
         """
         self._add(self._answered, owner, messages)
 
     def writing(self, text: str, *, owner: str = "") -> bool:
-        """Remember an answer's text so far. Returns whether to call again with more of the text."""
+        """Remember the beginning (`BEGUN`) of a local answer; `text` is what it has so far.
+
+        Returns whether `text` was shorter than that: then call again when there is more of it.
+        """
         # Whatever has a longer beginning inside has this one.
         if letters := _letters(text)[:BEGUN]:
             with self._lock:

@@ -44,7 +44,10 @@ def listed_ids(answering: Answering) -> list[str]:
 
 
 def policy_for(answering: Answering, model: str) -> Policy:
-    """Return the policy that a model id stands for. Raises `ApiError` 404 for an unknown id."""
+    """Return the policy (threshold, cloud share, limits) that a model id stands for.
+
+    Raises `ApiError` 404 for an unknown id, or for the cloud alone on a server without a cloud.
+    """
     found = _ID.fullmatch(model)
     if found is None:
         raise _not_found(
@@ -73,13 +76,17 @@ def _not_found(message: str) -> ApiError:
 
 
 LOCAL_HEADER = "X-Edgewise-Cloud"
-"""A header whose value "none" makes the last message local, as the field `edgewise` does."""
+"""A header whose value "none" makes the last message local: only trusted clouds may see it. The
+field `edgewise` with `cloud` "none" does the same."""
 
 
 async def marked(
     request: Request, options: EdgewiseOptions, turns: Sequence[ChatTurn]
 ) -> list[Message]:
-    """Return the conversation, every local message marked (see `LocalMessages.marked`).
+    """Return the conversation; `local` marks messages for trusted clouds only.
+
+    A message is local if the header, the field `edgewise` or the message itself says so, if its
+    text was local in an earlier request of the same key, or if it follows a local one.
 
     Raises `ApiError` 400 if the header `X-Edgewise-Cloud` has another value than "none".
     """
@@ -112,7 +119,7 @@ def decode_request(
     """Return the request to the pair; fields that are missing in `body` have the server's settings.
 
     `read` builds the prompt. `messages` is the conversation, with local messages marked: those go
-    to trusted clouds only. Raises `ApiError`.
+    to trusted clouds only. Raises `ApiError` as `policy_for`, and for options that need a stream.
     """
     policy = policy_for(answering, body.model)
     if body.model == CLOUD_ALONE:

@@ -68,7 +68,8 @@ class Writer(ABC):
     ) -> None:
         """`calls` finds the tool calls in the answer's text; None: there can be none.
 
-        `local` says that the answer belongs to a local conversation, so that a reply may say so.
+        `local`: the answer belongs to a conversation that only trusted clouds may see; the writer
+        may say so in the reply.
         """
         self.request, self.calls, self.local = request, calls, local
         self.tokenizer = tokenizer
@@ -121,7 +122,7 @@ class UsageCounts:
     """Token counts of an answer, for the field `usage` of each API.
 
     `prompt`, `cached` (of the prompt) and `written` are counts of tokens; `own` has all other
-    counts, for Edgewise's own field.
+    counts, for the field `edgewise`.
     """
 
     def __init__(self, usage: Usage) -> None:
@@ -160,7 +161,10 @@ class ChunkWriter(Writer):
     def piece(
         self, item: Item | None = None, more: str = "", token: Token | None = None
     ) -> dict[str, Any]:
-        """Return a choice's fields for a chunk: `more` text of an item, logprobs of `token`."""
+        """Return a choice's fields for a chunk that adds the text `more` to `item`.
+
+        The chunk has the logprobs of `token`, if the request asked for them.
+        """
 
     @abstractmethod
     def body(self) -> dict[str, Any]:
@@ -254,7 +258,7 @@ class ChunkWriter(Writer):
 
 
 def candidates_of(token: Token) -> Sequence[Candidate]:
-    """Return the likeliest candidates of the model that wrote the token, if known."""
+    """Return the likeliest candidates of the model that wrote the token; empty if unknown."""
     return token.cloud if token.source == "cloud" else token.edge
 
 
@@ -308,7 +312,7 @@ class EventWriter(Writer):
 
 
 class EventStream(EventSourceResponse):
-    """A response that streams `events` as server-sent events, with pings while there are none.
+    """A response that streams what `writer` makes of `events`, with pings while there are none.
 
     `held`, the exit stack of the request's resources, is closed when the response ends.
     """
@@ -354,7 +358,7 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
     """Write the answer to a request, as a stream if that was asked for; stop if the client leaves.
 
     `decoding` is the request to the pair. Raises as `admitted`, `Answering.read` and
-    `Answering.grammar`; later errors of a stream are chunks of it.
+    `Answering.grammar`; once a stream has begun, an error is sent as a chunk of it.
     """
     answering, caller = pair_of(request), caller_of(request)
     local = decoding.messages[-1].local

@@ -158,7 +158,10 @@ class RoleTurn(Strict):
 
 
 def ignored(body: object, place: str = "") -> Iterator[str]:
-    """Yield the ignored fields in a request, with their paths, such as `messages.name`."""
+    """Yield the path of each ignored field in a request, such as `messages.name`.
+
+    `place` is the path of `body` with a dot, if it is a part of a request.
+    """
     if isinstance(body, Strict):
         yield from (place + name for name in body.ignored_names())
         for name in type(body).model_fields:
@@ -281,8 +284,9 @@ def turn(
 ) -> ChatTurn:
     """Return the `ChatTurn` of a message.
 
-    The texts in `content` are joined with `between`. `calls` are the tool calls of the message;
-    `call_id` is the call that it is the result of.
+    The texts in `content` are joined with `between`. `calls` are the tool calls of the message. If
+    it is the result of a call, `call_id` is that call's id. A `local` message may be sent to
+    trusted clouds only.
     """
     texts = texts_in(content)
     message = Message(

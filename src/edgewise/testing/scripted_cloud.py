@@ -45,6 +45,7 @@ class ScriptedCloud(CloudModel):
 
         Every reply and failure comes after `delay` seconds. With `candidates` above 0 each token
         has its logprob and so many likeliest ids. `verifies`: the model can verify draft tokens.
+        `tokenizer` is the model's own (None: that of a `ScriptedEdge`).
         """
         self.name, self.script, self.fault = "scripted", script, fault
         self.delay, self.candidates, self.verifies = delay, candidates, verifies

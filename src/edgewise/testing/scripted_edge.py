@@ -30,7 +30,8 @@ Script = Callable[[Sequence[int]], Floats]
 def replying(text: str, *, prompt: str, unsure: Sequence[int] = ()) -> Script:
     """Return a script that answers `prompt` with `text`, then EOS.
 
-    It is certain of each token, but at the byte offsets of `text` in `unsure` nearly undecided.
+    The logits are certain of each token, but nearly undecided between two at the byte offsets of
+    `text` that `unsure` lists.
     """
     reply = [*text.encode(), EOS]
     start = len(prompt.encode())
@@ -91,8 +92,8 @@ class ByteTokenizer:
 class ScriptedEdge(EdgeModel):
     """An edge model whose logits come from a `Script`. Implements `EdgeModel`.
 
-    `abilities` say what it can do. `computed` counts the ids that all its sessions have run, so
-    that a test can prove that none ran twice.
+    `context` is its context length in tokens; `abilities` say what it can do. `computed` counts the
+    ids that all its sessions have run, so that a test can prove that none ran twice.
     """
 
     def __init__(

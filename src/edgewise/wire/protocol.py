@@ -277,7 +277,7 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def request_id(session: str, ask: int) -> str:
-    """Return a consult's name in traces and in the logs of device, gateway and engine."""
+    """Return the name in logs and traces of the consult that has the number `ask` in `session`."""
     return f"{session[:SHOWN]}-{ask:x}"
 
 
