@@ -166,7 +166,7 @@ class SequenceCache(ABC):
     def checkpoint(self, *, lasting: bool = False) -> None:
         """Save the state after the last id, unless the engine has no use for checkpoints.
 
-        If there are too many, the oldest is dropped, but of the latest two `lasting` ones last.
+        If there is no room for more, the oldest is dropped, the latest two `lasting` ones last.
         """
         if self.rewinds != "checkpoints" or not self.length:
             return

@@ -80,7 +80,7 @@ def _quota(system: Path) -> int:
 
 
 TRIES, LATEST = 3, 5
-"""TRIES passes try another number of threads; its time is the median of the LATEST passes."""
+"""TRIES passes try another number of threads; medians of up to LATEST passes are compared."""
 
 SOON, LATE = 16, 1024
 """Passes until the next trial: SOON after a number of threads won its trial.
