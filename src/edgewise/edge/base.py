@@ -59,8 +59,8 @@ class Written(NamedTuple):
 class Step(ABC):
     """The edge model's prediction for one position: logits, hidden state, entropy, candidates.
 
-    Logarithms are natural. What the `needs` of `EdgeModel.session` do not name is read from the
-    engine's memory, until the engine's next decode; reading it later raises `StaleStepError`.
+    Logarithms are natural. What the `needs` of `EdgeModel.session` name can always be read, the
+    rest only until the engine's next decode: reading it later raises `StaleStepError`.
     """
 
     _written: Written | None
@@ -292,7 +292,7 @@ class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options for loading an edge model. An engine raises `UsageError` for one that it lacks.
+    """Options for loading an edge model. `UsageError` is raised for those that an engine lacks.
 
     `context`: most ids per session (None: the engine's choice). `threads`: CPU threads (None: the
     engine's choice). `gpu_layers`: layers to offload to a GPU ("auto": all, if there is one).
@@ -317,7 +317,7 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Claim = Literal["own", "shared"]
-"""Why an engine opens a folder: the format is its library's "own", or others "shared" it."""
+"""How an engine knows a folder's format: it is its library's "own", or "shared" with others."""
 
 
 class EdgeModel(Protocol):
@@ -361,7 +361,7 @@ class EdgeModel(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Return a hash that tells these weights from others, and from other quantisations."""
+        """Return a hash that differs for other weights, and for another quantisation of these."""
         ...
 
     def close(self) -> None:

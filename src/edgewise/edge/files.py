@@ -109,10 +109,7 @@ def read_json(path: Path, kind: type[_T]) -> _T | None:
 
 
 def parsed(data: bytes) -> Any:
-    """Parse JSON. Raises `ValueError` if it is invalid, or if an object has a key twice.
-
-    JSON parsers differ in which of the two values they take.
-    """
+    """Parse JSON. Raises `ValueError`, also for a repeated key: parsers differ in which counts."""
     return json.loads(data, object_pairs_hook=_once)
 
 

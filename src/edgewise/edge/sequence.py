@@ -130,10 +130,7 @@ class SequenceCache(ABC):
         return rows
 
     def space(self) -> None:
-        """Make a checkpoint if one is needed and the last is `spacing` or more ids back.
-
-        Called before each run.
-        """
+        """Make a checkpoint if one is needed and the last is `spacing` or more ids back."""
         if not self.cuttable and self.length - max(self._copies, default=0) >= self.spacing:
             self.checkpoint()
 

@@ -83,10 +83,7 @@ TRIES, LATEST = 3, 5
 """TRIES passes try another number of threads; medians of up to LATEST passes are compared."""
 
 SOON, LATE = 16, 1024
-"""Passes until the next trial: SOON after a number of threads won its trial.
-
-After each trial that was lost they double, up to LATE.
-"""
+"""Passes until the next trial: SOON after a won trial; each lost one doubles them, up to LATE."""
 
 _STALLED = 4.0
 

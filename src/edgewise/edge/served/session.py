@@ -71,7 +71,7 @@ class TopStep(Step):
         return known - self._rest * (self._other + float(logprobs[-1])) / 2
 
     def top(self, k: int) -> tuple[Ids, Floats]:
-        """Return the k likeliest ids and logprobs, with any others if the server told fewer."""
+        """Return the k likeliest ids and logprobs; other ids follow if the server told fewer."""
         missing = min(k, self.size) - len(self._ids)
         if missing <= 0:
             return self._ids[:k], self._logprobs[:k]
@@ -133,7 +133,7 @@ class ServedSession(EdgeSession):
         self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
-        """Make `ids` the sequence; return how many leading ones the session's stream holds.
+        """Make `ids` the sequence; return how many leading ones were sent or read already.
 
         Raises `UsageError` also if the server, which takes text, would read it as other ids.
         """
