@@ -26,7 +26,7 @@ MAX_TOKENIZER = 128 << 20
 
 MAX_TEMPLATE_FILE = 1 << 20
 GROWTH = 16
-"""How many times as long a normalizer may make a text, or else the tokenizer is refused."""
+"""How many times as long a normalizer may make a text; beyond that the tokenizer is refused."""
 
 _ENDS = """
 <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|endoftext|> <|end_of_text|> <|return|> <|call|> <|eot|>

@@ -112,7 +112,7 @@ class Repository:
         return _inside_cache(Path(path), name)
 
     def folder(self, names: Sequence[str]) -> Path:
-        """Download the files `names`; return the cache's folder with all. Raises `AddressError`."""
+        """Download the files `names` to the cache; return their folder. Raises `AddressError`."""
         if not 0 < len(names) <= _MOST_FILES:
             raise AddressError(
                 f"{self._address.repo!r} has {len(names)} files for this, not 1 to {_MOST_FILES}",

@@ -47,7 +47,7 @@ class DiskModel(NamedTuple):
 
 
 def disk_models() -> list[DiskModel]:
-    """Return every GGUF that Ollama, LM Studio and llama.cpp keep, by program and address."""
+    """Return all GGUFs that Ollama, LM Studio and llama.cpp keep, sorted by program, address."""
     found = [
         DiskModel("Ollama", f"ollama:{name}", _size(path), path)
         for name, (path, lacks) in _ollama()

@@ -153,7 +153,7 @@ class FolderModel(EngineModel):
     @staticmethod
     @abstractmethod
     def claims(files: ModelFiles) -> Claim | None:
-        """Return whether this engine opens a folder of `files` if the user names none (None: no).
+        """Return whether this engine opens a folder of `files` if no engine is named (None: no).
 
         "own": the format is that of the engine's library; "shared": other engines read it as well.
         """

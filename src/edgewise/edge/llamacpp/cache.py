@@ -249,8 +249,7 @@ def examine(context: LlamaContext) -> tuple[int, bool]:
 
     The size is in bytes. `hidden` is whether the model returns correct logits together with hidden
     states: for some hybrids (LFM2) llama.cpp then leaves the head out, and returns the logits of an
-    earlier decode.
-    The context is empty before and after. Raises `ModelError`.
+    earlier decode. The context is empty before and after. Raises `ModelError`.
     """
     sequence, rows = LlamaSequence(context, 0), list[Floats]()
     for token, hidden in ((0, False), (1, False), (0, True)):

@@ -120,8 +120,8 @@ def new_context(
 ) -> LlamaContext:
     """Create a llama.cpp context for `sequences` sequences of `context` ids each.
 
-    The caller closes it. `path` is for errors. `threads` is how many each pass uses, or chooses it.
-    Raises `ModelError` if memory does not suffice, or if `model` is no decoder.
+    The caller closes it. `path` is for errors. `threads` is the number of threads, or the `Threads`
+    that choose it. Raises `ModelError` if memory does not suffice, or if `model` is no decoder.
     """
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = context * sequences

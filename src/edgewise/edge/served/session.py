@@ -26,7 +26,7 @@ _LEAST, _SURE = -1e30, 1e-3
 
 
 class TopStep(Step):
-    """A `Step` from the k likeliest ids and their logprobs; the others share the rest equally."""
+    """A `Step` from the k likeliest ids and logprobs; others share the remaining probability."""
 
     def __init__(
         self, ids: Ids, logprobs: Floats, written: Written | None, size: int, *, position: int
@@ -133,9 +133,9 @@ class ServedSession(EdgeSession):
         self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
-        """Make `ids` the sequence; return how many leading ones were sent or read already.
+        """Make `ids` the sequence; return how many leading ones were already sent or streamed.
 
-        Raises `UsageError` also if the server, which takes text, would read it as other ids.
+        Raises `UsageError` also if the server takes text, and would read that as other ids.
         """
         self._require_room(0, ids)
         try:

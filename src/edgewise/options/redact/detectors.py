@@ -155,7 +155,7 @@ class Phone:
     labels = ("PHONE",)
 
     def __init__(self) -> None:
-        """Raise `UsageError` if the phonenumbers package is missing."""
+        """Import the package phonenumbers. Raises `UsageError` if it is missing."""
         try:
             self._phones: Any = import_module("phonenumbers")
         except ImportError as error:

@@ -79,8 +79,8 @@ class Redacted:
     def find(self, text: str) -> list[Span]:
         """Return where private words stand in `text`, also those seen only in its normalized form.
 
-        Raises `Local` if a word is of a class that keeps the conversation on the device, `Blocked`
-        if a detector fails, takes too long, or finds what is not in the text.
+        Raises `Local` if a word is of a class treated as "local", which is never sent, `Blocked` if
+        a detector fails, takes too long, or finds what is not in the text.
         """
         if not text:
             return []
@@ -127,7 +127,7 @@ class Redacted:
 
 
 class RedactedContext:
-    """A `FilteredContext` for one answer. The same context is always redacted alike, for caches."""
+    """A `FilteredContext` for one answer. Equal contexts are redacted alike, as KV caches need."""
 
     def __init__(self, before: Context, redaction: Redacted) -> None:
         self._filter, self._known = redaction, Placeholders(redaction.forms)
