@@ -47,8 +47,8 @@ class Needs(Flag):
 class Written(NamedTuple):
     """The text before a step, as token ids.
 
-    `ids` are all ids before the position, `prompt` is how many of them, from the first, belong to
-    the prompt; the others are the answer. `tokenizer` decodes them.
+    `ids` are all ids before the predicted position. The first `prompt` (a number) of them are the
+    prompt; the others are the answer so far. `tokenizer` decodes them.
     """
 
     ids: Sequence[int]
@@ -59,8 +59,8 @@ class Written(NamedTuple):
 class Step(ABC):
     """The edge model's prediction for one position: logits, hidden state, entropy, candidates.
 
-    Logarithms are natural. What the session's `needs` do not name is a view into the engine's
-    memory, valid until the engine's next decode; reading it later raises `StaleStepError`.
+    Logarithms are natural. What the `needs` of `EdgeModel.session` name can always be read, the
+    rest only until the engine's next decode: reading it later raises `StaleStepError`.
     """
 
     _written: Written | None
@@ -148,11 +148,14 @@ class Tokenizer(Protocol):
         ...
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes of an id; empty for special tokens and for padding."""
+        """Return the UTF-8 bytes that an id stands for; empty for special tokens and padding ids.
+
+        Raises `UsageError` for an id outside of the vocabulary.
+        """
         ...
 
     def special_text(self, name: str) -> str:
-        """Return the text of the special token `bos` or `eos`; empty if there is none."""
+        """Return the text of the special token `name`, "bos" or "eos"; empty if there is none."""
         ...
 
 
@@ -163,7 +166,10 @@ class EdgeSession(ABC):
     """
 
     def __init__(self, model: "EdgeModel", needs: Needs) -> None:
-        """Raises `UsageError` if `needs` names hidden states and the engine returns none."""
+        """Start without ids; `needs` is described at `EdgeModel.session`.
+
+        Raises `UsageError` if `needs` names hidden states and the engine returns none.
+        """
         if Needs.HIDDEN in needs and not model.abilities.hidden:
             raise UsageError(
                 f"The engine of {model.name!r} gives no hidden states",
@@ -186,15 +192,24 @@ class EdgeSession(ABC):
 
     @abstractmethod
     def open(self, ids: Sequence[int]) -> int:
-        """Make `ids` the whole sequence; return how many of them the KV cache already held."""
+        """Make `ids` the whole sequence; return how many leading ones the KV cache already held.
+
+        Raises `ContextOverflow` and `UsageError` as `extend` does.
+        """
 
     @abstractmethod
     def step(self) -> Step:
-        """Run the queued ids in one forward pass and return the prediction after the last id."""
+        """Compute the queued ids, and return the prediction of the token after the last id.
+
+        Raises `UsageError` if the session has no ids.
+        """
 
     @abstractmethod
     def steps(self, ids: Sequence[int]) -> Sequence[Step]:
-        """Append `ids`, run them in one batch, and return for each id the step that follows it."""
+        """Append `ids`, compute them, and return for each the `Step` that predicts the next token.
+
+        They run in one batch if the engine can (`EdgeAbilities.batch_logits`).
+        """
 
     def extend(self, ids: Sequence[int]) -> None:
         """Queue ids behind those that the session holds; the next `step` computes them.
@@ -215,9 +230,9 @@ class EdgeSession(ABC):
         del self._ids[position:]
 
     def checkpoint(self, position: int) -> None:  # noqa: B027
-        """Announce that `rewind(position)` may follow, before later ids are computed.
+        """Announce that `rewind(position)` may follow; called before later ids are computed.
 
-        Engines that can roll back only to checkpoints save their state there; others ignore the
+        Engines that can roll back only to checkpoints save one at `position`; others ignore the
         call.
         """
 
@@ -262,11 +277,11 @@ Rewinds = Literal["anywhere", "checkpoints", "no"]
 class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an edge model's engine can do.
 
-    `hidden`: steps have hidden states. `rewinds`: which computed ids remain after a rollback: all
-    before the position ("anywhere"), those up to the last checkpoint before it ("checkpoints"), or
-    none ("no"); the others are computed again. `batch_logits`: one forward pass returns the logits
-    of every id in it. `text`: the engine takes text, so that a sequence must end at a whole
-    character. `slots`: how many sessions may be open at once.
+    `hidden`: steps have hidden states. `rewinds`: which KV cache entries remain after a rollback:
+    all before the position ("anywhere"), those up to the last checkpoint before it ("checkpoints"),
+    or none ("no"); the others are computed again. `batch_logits`: one forward pass can return the
+    logits after every id in it. `text`: the engine is sent text, not ids, so that a sequence must
+    end at a whole character. `slots`: how many sessions may be open at once.
     """
 
     hidden: bool = True
@@ -277,17 +292,17 @@ class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options for loading an edge model. An engine refuses those that it cannot honour.
+    """Options for loading an edge model. `UsageError` is raised for those that an engine lacks.
 
-    `context`: ids per session (None: the engine's choice). `threads`: CPU threads (None: the
+    `context`: most ids per session (None: the engine's choice). `threads`: CPU threads (None: the
     engine's choice). `gpu_layers`: layers to offload to a GPU ("auto": all, if there is one).
-    `slots`: sessions open at once. `keep_prefixes`: keep the KV cache of a closed session until its
-    slot is needed, for the next turn of the conversation; without it, no answer depends on an
-    earlier one, not even by a rounding error.
+    `slots`: how many sessions may be open at once. `keep_prefixes`: keep the KV cache of a closed
+    session until its slot is needed, for the next turn of the conversation; without it, no answer
+    depends on an earlier one, not even by a rounding error.
 
     The others are for a server that runs the edge model. `model`: which of its models to use.
     `tokenizer`: address of the model's tokenizer, if the server does not tell it. `key`: the API
-    key. `sent(host, message)` is called with each message before it is sent.
+    key. `sent(host, body)` is called with each request's JSON body before it is sent.
     """
 
     context: int | None = None
@@ -302,14 +317,15 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Claim = Literal["own", "shared"]
-"""How well an engine fits a folder: its library's `own` format, or one `shared` with others."""
+"""How an engine knows a folder's format: it is its library's "own", or "shared" with others."""
 
 
 class EdgeModel(Protocol):
     """Loaded weights, which any number of sessions share.
 
-    An engine may omit the members that have a value here. A class that opens model folders also has
-    `claims(ModelFiles) -> Claim | None` (None: not its format) and `reads` (see `files_read`).
+    An engine may omit the members that have a default value here. A class that opens model folders
+    also has `claims(ModelFiles) -> Claim | None` (None: not its format) and `reads` (see
+    `files_read`).
     """
 
     name: str
@@ -331,7 +347,7 @@ class EdgeModel(Protocol):
     """Number of weights; None if unknown."""
 
     build: str = ""
-    """Engine and weight format in words, such as quantisation; empty if unknown."""
+    """Engine and weight format, such as "llama.cpp, Q4_K - Medium"; empty if unknown."""
 
     sampling: Mapping[str, float] = MappingProxyType({})
     """Sampling settings that the model's file recommends: fields of `Sampling`."""
@@ -345,7 +361,7 @@ class EdgeModel(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Return a hash that identifies exactly these weights, quantisation included."""
+        """Return a hash that differs for other weights, and for another quantisation of these."""
         ...
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ DEFAULT_CONTEXT = 4096
 
 
 class EngineModel(EdgeModel):
-    """An `EdgeModel` that is loaded from `path`, and whose sessions share `slots`."""
+    """An `EdgeModel` loaded from the path `path`; its sessions share the KV caches in `slots`."""
 
     engine: str
     """Name of the engine's library, for error messages."""

@@ -35,8 +35,8 @@ _T = TypeVar("_T")
 def damaged(path: Path, what: str) -> ModelError:
     """Return the error for a damaged model file or folder.
 
-    `what` ends its sentence, such as "is larger than 4 MB"; it is not used where the file is
-    recognised as something else, such as a Git LFS pointer.
+    `what` completes the message "PATH ...", such as "is larger than 4 MB"; it is not used where the
+    file is recognised as something else, such as a Git LFS pointer.
     """
     if other := other_form(path):
         return ModelError(f"{str(path)!r} is {other[0]}", hint=other[1])
@@ -44,7 +44,10 @@ def damaged(path: Path, what: str) -> ModelError:
 
 
 def other_form(path: Path) -> tuple[str, str] | None:
-    """Return what was downloaded in a model file's place, and a hint; None for any other file."""
+    """Return what a file is instead of a model, such as "a web page", and a hint for the user.
+
+    Returns None for a file that is not recognised as something else.
+    """
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -106,7 +109,7 @@ def read_json(path: Path, kind: type[_T]) -> _T | None:
 
 
 def parsed(data: bytes) -> Any:
-    """Parse JSON. Raises `ValueError` for a repeated key, since parsers differ in which counts."""
+    """Parse JSON. Raises `ValueError`, also for a repeated key: parsers differ in which counts."""
     return json.loads(data, object_pairs_hook=_once)
 
 
@@ -119,9 +122,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def digest_of(files: Sequence[Path]) -> str:
-    """Return a SHA-256 over each file's name, length and sampled blocks.
+    """Return a SHA-256 over each file's name, length and 64 evenly spaced blocks of 64 KiB.
 
-    Blocks are enough to tell weights apart: training changes every block.
+    These blocks are enough to tell weights apart: training changes every block.
     """
     digest = hashlib.sha256()
     for path in files:
@@ -132,7 +135,7 @@ def digest_of(files: Sequence[Path]) -> str:
 
 
 def fingerprint_of(path: Path) -> str:
-    """Return a SHA-256 over a file's length and sampled blocks, to tell models apart."""
+    """Return a SHA-256 over a file's length and blocks (see `digest_of`), to tell models apart."""
     digest = hashlib.sha256(str(path.stat().st_size).encode())
     for block in _sampled_blocks(path):
         digest.update(block)

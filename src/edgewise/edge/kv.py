@@ -1,7 +1,7 @@
 """`KvSession` and `Slots`: sessions over an engine's KV caches.
 
-An engine writes a `SequenceCache`. What is common to all engines is here: which session has which
-cache, reuse of prefixes, queues of ids that are not computed yet, rollback.
+An engine implements a `SequenceCache`. What is common to all engines is here: which session has
+which cache, reuse of prefixes, queues of ids that are not computed yet, rollback.
 """
 
 import threading
@@ -24,7 +24,10 @@ TURN = 64
 """Most prompt ids that a session computes before another session may decode."""
 
 FEW = 8
-"""Most ids of a prompt that run in one pass with its last id, on engines with checkpoints."""
+"""Most ids that run in one pass, the last with outputs, on engines that use checkpoints.
+
+Of more ids, and on other engines, the last runs alone: it is the only one that needs outputs.
+"""
 
 _SLACK = 16
 """A cached prompt is the same conversation if it shares so many ids for each id that differs."""
@@ -61,8 +64,8 @@ class FairLock:
 class Run(NamedTuple):
     """A request of a session for one forward pass.
 
-    `ids` follow the `start` ids that the `cache` holds already. `outputs` says for which of them
-    rows are returned, `hidden` whether those have hidden states.
+    `ids` follow the `start` ids that the `cache` holds already. `outputs` says for which of `ids` a
+    row of outputs (`KvRow`) is returned, `hidden` whether these rows have hidden states.
     """
 
     session: "KvSession"
@@ -80,9 +83,9 @@ class Slots:
     """
 
     shared = False
-    """Whether another session may run while a step is read.
+    """Whether one session may run while a step of another is read.
 
-    The engine then copies the step's views first (`LogitsStep.keep`).
+    The engine then copies that step's views first (`LogitsStep.keep`).
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Slots:
         batch: int = BATCH,
         turn: int = BATCH,
     ) -> None:
-        """Take one empty cache for each session that may be open at once.
+        """Start with `caches`, one empty cache for each session that may be open at once.
 
         `name` is the model's, for errors. `batch` is the most ids of a run, `turn` the most ids of
         a prompt in one run. `keep_prefixes` is described at `EdgeOptions`.
@@ -141,8 +144,8 @@ class Slots:
     def take(self, ids: Sequence[int]) -> SequenceCache:
         """Return a cache for a session that begins with `ids`.
 
-        Prefers a cache of the same conversation, then an empty one, then one that keeps more than
-        half of its ids, then the least recently used. Conversations begin alike (a BOS, a
+        Prefers a cache of the same conversation, then an empty one, then one that would keep more
+        than half of its ids, then the least recently used. Conversations begin alike (a BOS, a
         template's head, a system prompt): a few common ids are no reason to drop the cache of
         another conversation.
         """
@@ -318,13 +321,13 @@ class KvSession(EdgeSession):
         return made
 
     def before(self, run: Run) -> None:
-        """Make the checkpoint that is due before `run`, if any. Raises `UsageError` once closed."""
+        """Make the checkpoint due before `run`, if any. Raises `UsageError` if closed."""
         self._check_open()
         if run.start in self._wanted:
             run.cache.checkpoint(lasting=run.start < run.cache.prompt)
 
     def steps_of(self, run: Run, rows: Sequence[KvRow]) -> list[LogitsStep]:
-        """Return the steps of a finished run: its `rows`, which are views into the engine."""
+        """Return the steps of a finished run: its `rows`, views into the engine's memory."""
         cache, slots, text = run.cache, self._slots, self._tokenizer
         decode = cache.decodes
         return [

@@ -68,7 +68,10 @@ def _unclaimed(address: str, names: Sequence[str]) -> AddressError:
 
 
 def files_read(engine: str) -> tuple[str, ...]:
-    """Return the name endings of the files that an engine reads in a model's folder (`reads`)."""
+    """Return the name endings of the files that an engine reads in a model's folder.
+
+    They are the attribute `reads` of the engine's class; empty if it has none.
+    """
     return getattr(EDGES.load(engine), "reads", ())
 
 

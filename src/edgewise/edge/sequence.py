@@ -77,7 +77,7 @@ class SequenceCache(ABC):
 
     @property
     def decodes(self) -> int:
-        """A counter that changes with every run that invalidates earlier rows (views)."""
+        """A counter: rows of earlier runs, which are views, are valid until it changes."""
         return self._runs
 
     @property
@@ -130,7 +130,7 @@ class SequenceCache(ABC):
         return rows
 
     def space(self) -> None:
-        """Make a checkpoint if the last one lies `spacing` or more ids back; before each run."""
+        """Make a checkpoint if one is needed and the last is `spacing` or more ids back."""
         if not self.cuttable and self.length - max(self._copies, default=0) >= self.spacing:
             self.checkpoint()
 
@@ -161,7 +161,10 @@ class SequenceCache(ABC):
         return kept
 
     def checkpoint(self, *, lasting: bool = False) -> None:
-        """Save the state after the last id; the latest two `lasting` ones are dropped last."""
+        """Save the state after the last id, unless the engine has no use for checkpoints.
+
+        If there is no room for more, the oldest is dropped, the latest two `lasting` ones last.
+        """
         if self.rewinds != "checkpoints" or not self.length:
             return
         if lasting:
@@ -185,7 +188,10 @@ class SequenceCache(ABC):
 
 
 def rows_of(logits: Floats, hidden: Floats | None) -> list[KvRow]:
-    """Return float32 logits [n, vocabulary] and hidden states [n, d] as n rows."""
+    """Return float32 logits [n, vocabulary] and hidden states [n, d] as n rows.
+
+    The rows have no hidden states if `hidden` is None or not of n rows.
+    """
     if hidden is None or len(hidden) != len(logits):
         return [KvRow(row) for row in logits]
     return [KvRow(*row) for row in zip(logits, hidden, strict=True)]

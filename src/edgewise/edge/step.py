@@ -86,7 +86,7 @@ class LogitsStep(Step):
         self._reading = Lock()
 
     def own(self, needs: Needs, top: int = 0) -> None:
-        """Keep what `needs` names (`top`: how many ids) readable after the engine's next decode."""
+        """Keep what `needs` names readable after the next decode; `top` is the k of `Needs.TOP`."""
         wanted = needs.value
         if wanted & _ENTROPY:
             self._normalised()

@@ -17,8 +17,8 @@ _SLOW = 0.5  # A core of less than so much of the fastest one's capacity is one 
 def default_threads(system: Path = SYSTEM) -> int:
     """Return the default number of threads: the cores that this process may use, at least 1.
 
-    Of two hyperthreads of a core one counts; efficiency cores, and what is beyond a container's
-    limit, do not. `system` is where Linux mounts sysfs.
+    Of two hyperthreads of a core one counts. Efficiency cores do not count, nor does what exceeds
+    a container's CPU limit. `system` is where Linux mounts sysfs.
     """
     if sys.platform == "darwin":
         return _performance_cores() or os.cpu_count() or 1
@@ -80,10 +80,10 @@ def _quota(system: Path) -> int:
 
 
 TRIES, LATEST = 3, 5
-"""Passes of a trial of another number; latest passes of which the median time is compared."""
+"""TRIES passes try another number of threads; medians of up to LATEST passes are compared."""
 
 SOON, LATE = 16, 1024
-"""Passes until the next trial: SOON after a change, doubled up to LATE by each lost trial."""
+"""Passes until the next trial: SOON after a won trial; each lost one doubles them, up to LATE."""
 
 _STALLED = 4.0
 
@@ -101,11 +101,11 @@ class Threads:
         self._sizes = defaultdict[int, _Trials](lambda: _Trials(most))
 
     def of(self, ids: int) -> int:
-        """Return the number of threads for the next pass, over `ids` (a count) ids."""
+        """Return the number of threads for the next pass; `ids` is how many ids it computes."""
         return self._sizes[ids.bit_length()].next()
 
     def took(self, ids: int, threads: int, seconds: float) -> None:
-        """Record that a pass over `ids` (a count) ids took `seconds` with `threads` threads."""
+        """Record that a pass over `ids` (their number) took `seconds` with `threads` threads."""
         self._sizes[ids.bit_length()].took(threads, seconds / ids)
 
 

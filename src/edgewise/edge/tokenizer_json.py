@@ -26,7 +26,7 @@ MAX_TOKENIZER = 128 << 20
 
 MAX_TEMPLATE_FILE = 1 << 20
 GROWTH = 16
-"""Most times that a normalizer may lengthen a text, in characters; others are refused."""
+"""How many times as long a normalizer may make a text; beyond that the tokenizer is refused."""
 
 _ENDS = """
 <|im_end|> <|eot_id|> <|eom_id|> <|end|> <|endoftext|> <|end_of_text|> <|return|> <|call|> <|eot|>
@@ -181,7 +181,7 @@ class HubTokenizer:
     def __init__(self, folder: Path, *, size: int | None = None) -> None:
         """Read `folder`. `size` is the model's number of logits, if padded beyond the ids.
 
-        Raises `ModelError` for files that are missing or damaged, `UsageError` without the library.
+        Raises `ModelError` for missing or damaged files, `UsageError` without the library.
         """
         self._where = folder / TOKENIZER
         file, model = _checked(self._where)

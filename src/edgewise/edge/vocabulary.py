@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
-    """Decorator: compute a function of a tokenizer once, and keep the result while that lives."""
+    """Decorator for a function of a tokenizer: keep its result as long as the tokenizer exists."""
     known: WeakKeyDictionary[Tokenizer, _T] = WeakKeyDictionary()
     lock = threading.Lock()
 

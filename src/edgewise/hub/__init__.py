@@ -19,7 +19,10 @@ class HubAddress(NamedTuple):
 
 
 def is_plain(name: str) -> bool:
-    """Return whether a relative path is safe: no `..`, drive or backslash, and not too long."""
+    """Return whether a relative path stays below its folder: it has no `..`, drive or backslash.
+
+    False also for a name that is too long, or has unprintable characters.
+    """
     parts = name.split("/")
     return (
         len(name) <= _LONGEST_NAME
@@ -44,7 +47,10 @@ def first_of(name: str) -> str:
 
 
 def models_among(names: Iterable[str]) -> list[str]:
-    """Return GGUF models, sorted: no mmproj or imatrix files; of a split model its first file."""
+    """Return those of `names` that are GGUF models, sorted; of a split model its first file.
+
+    Files of the kinds mmproj and imatrix are GGUFs, but no models.
+    """
     ggufs = sorted(n for n in names if is_gguf(n) and not _NOT_A_MODEL.search(n))
     return [name for name in ggufs if (part := _PART.search(name)) is None or int(part[1]) == 1]
 

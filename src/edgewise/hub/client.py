@@ -75,14 +75,17 @@ def _require_plain(address: HubAddress, setting: str | None) -> None:
 class Repository:
     """A hub repository's files: as the hub lists them, or those in the cache if it is offline.
 
-    `names` are the files, `library` is the one that the model's card names (or None), `online` is
-    whether the hub answered.
+    `names` are the files. `library` is the library (such as mlx) that the hub names for the model,
+    or None. `online` is whether the hub answered.
     """
 
     def __init__(
         self, address: HubAddress, *, setting: str | None = None, kind: Kind = "model"
     ) -> None:
-        """List the files (once a process). `setting` is for errors. Raises `AddressError`."""
+        """List the files; a process does so once for each repository and revision.
+
+        `setting` is the one that errors name. Raises `AddressError`.
+        """
         _require_plain(address, setting)
         self._address, self._setting, self._kind = address, setting, kind
         self.library, self.online = None, True
@@ -109,7 +112,7 @@ class Repository:
         return _inside_cache(Path(path), name)
 
     def folder(self, names: Sequence[str]) -> Path:
-        """Download files; return the folder of the snapshot with all. Raises `AddressError`."""
+        """Download the files `names` to the cache; return their folder. Raises `AddressError`."""
         if not 0 < len(names) <= _MOST_FILES:
             raise AddressError(
                 f"{self._address.repo!r} has {len(names)} files for this, not 1 to {_MOST_FILES}",

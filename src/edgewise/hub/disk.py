@@ -47,7 +47,7 @@ class DiskModel(NamedTuple):
 
 
 def disk_models() -> list[DiskModel]:
-    """Return every GGUF that Ollama, LM Studio and llama.cpp keep, by program and address."""
+    """Return all GGUFs that Ollama, LM Studio and llama.cpp keep, sorted by program, address."""
     found = [
         DiskModel("Ollama", f"ollama:{name}", _size(path), path)
         for name, (path, lacks) in _ollama()
@@ -62,7 +62,10 @@ def disk_models() -> list[DiskModel]:
 
 
 def vocabulary_of(path: Path) -> str | None:
-    """Return a SHA-256 of a GGUF's tokens (of a folder, its first GGUF); None without tokens."""
+    """Return a SHA-256 of a GGUF's vocabulary, without padding; None if there is none.
+
+    `path` is a GGUF, or a repository's folder in the hub's cache, whose first GGUF is read.
+    """
     if path.is_dir():
         ggufs = models_among(str(path) for path in _files(path, "snapshots/*/*.gguf"))
         return vocabulary_of(Path(ggufs[0])) if ggufs else None
@@ -113,7 +116,7 @@ def _bounded(count: int, most: int) -> int:
 def ollama_file(name: str, *, whole: bool = True) -> Path:
     """Return the path of the GGUF of the Ollama model `name`. Raises `AddressError`.
 
-    A model with an adapter or of several files is refused if the `whole` model is wanted.
+    With `whole`, a model with an adapter or of several files is refused; else its first is taken.
     """
     wanted = _full_name(name)
     if wanted is None:

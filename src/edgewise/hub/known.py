@@ -1,7 +1,7 @@
 """Models with short names, such as `smollm2`: each one file on the hub, identified by its hash.
 
-They are the models of the measured pairs. A copy of the file that is on this disk already is used,
-whichever program downloaded it.
+They are the models of the pairs (edge and cloud) that were measured. A copy of the file that is on
+this disk already is used, whichever program downloaded it.
 """
 
 import hashlib
@@ -67,9 +67,10 @@ def known_file(name: str) -> Path:
 
 
 def like(known: KnownModel, models: Sequence[DiskModel]) -> Iterator[tuple[Path, bool]]:
-    """Yield the files that may be a known model, since their size is equal.
+    """Yield files on this disk that have the size of `known`, and so may be that model.
 
-    With each comes whether its hash is known to match. `models` are those of other programs.
+    With each comes whether its hash is known to match. `models` (see `disk_models`) are searched,
+    besides files that are named after the hash, and the model's Python package.
     """
     # Programs that name a file after its hash have checked it.
     for path in blobs_named(known.sha256):

@@ -32,7 +32,7 @@ MAX_PARTS = 4096
 """Most layers, or experts of a layer, that a config.json may name."""
 
 MAX_BUFFERS = 1 << 28
-"""Most numbers in the tables that a model computes, if it has fewer weights than that."""
+"""Most numbers in the tables that a model computes, or as many as its weights, if more."""
 
 LACKING = "does not hold all weights that its config.json describes ({})"
 """Error text for a folder that lacks some of its weights; the braces are for what is missing."""
@@ -101,7 +101,7 @@ def _counts(described: object) -> Generator[tuple[str, int]]:
 
 
 def require_one_device(engine: str, gpu_layers: int | Literal["auto"]) -> None:
-    """Raise `UsageError` if `gpu_layers` would split a model between GPU and CPU."""
+    """Raise `UsageError` if `gpu_layers` is positive: `engine` runs all layers on one device."""
     if gpu_layers != "auto" and gpu_layers > 0:
         raise UsageError(
             f"The edge engine {engine} loads a whole model on one device, so gpu-layers cannot be "
@@ -153,9 +153,9 @@ class FolderModel(EngineModel):
     @staticmethod
     @abstractmethod
     def claims(files: ModelFiles) -> Claim | None:
-        """Return whether this engine opens such a folder if the user names no engine (None: no).
+        """Return whether this engine opens a folder of `files` if no engine is named (None: no).
 
-        "own": it is in the form of the engine's own library; "shared": others read it as well.
+        "own": the format is that of the engine's library; "shared": other engines read it as well.
         """
 
     def _located(self, address: str) -> tuple[Path, str]:

@@ -21,7 +21,7 @@ _PARTIAL = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, what cannot be cut
 
 
 class LlamaContext:
-    """A llama.cpp context, which it owns, and the batch of ids for a decode.
+    """A llama.cpp context (`handle`), which this object frees, and the batch for its next decode.
 
     `decodes` counts decodes: rows are valid until the next one. `recurrent`: some layers hold only
     the state after the last id. `room` is how many bytes the checkpoints of each sequence may take.
@@ -32,7 +32,10 @@ class LlamaContext:
     def __init__(
         self, handle: Any, model: Any, *, sequences: int, threads: Threads | None = None
     ) -> None:
-        """Take over `handle`, a context of `model`; `threads` chooses how many a decode uses."""
+        """Take over `handle`, a context of `model` with `sequences` sequences.
+
+        `threads` chooses the number of threads of each decode (None: that of `handle`).
+        """
         self.handle, self._threads = handle, threads
         self.decodes = 0
         self.recurrent = bool(
@@ -198,7 +201,7 @@ class LlamaSequence(SequenceCache):
         self.back(start)
 
     def count(self, ids: Sequence[int]) -> None:
-        """Add to `ids` those of the given ids that llama.cpp computed before a run failed."""
+        """Append to `self.ids` those of `ids` that llama.cpp computed before their run failed."""
         self.ids += ids[: max(0, self._held() - self.length)]
 
     def _held(self) -> int:
@@ -242,11 +245,11 @@ class LlamaSequence(SequenceCache):
 
 
 def examine(context: LlamaContext) -> tuple[int, bool]:
-    """Run a few ids through a recurrent model; return a checkpoint's bytes and `hidden`.
+    """Run a few ids through a recurrent model; return a checkpoint's size and `hidden`.
 
-    `hidden` is whether the model returns correct logits together with hidden states: for some
-    hybrids (LFM2) llama.cpp then leaves the head out, and returns the logits of an earlier decode.
-    The context is empty before and after. Raises `ModelError`.
+    The size is in bytes. `hidden` is whether the model returns correct logits together with hidden
+    states: for some hybrids (LFM2) llama.cpp then leaves the head out, and returns the logits of an
+    earlier decode. The context is empty before and after. Raises `ModelError`.
     """
     sequence, rows = LlamaSequence(context, 0), list[Floats]()
     for token, hidden in ((0, False), (1, False), (0, True)):

@@ -285,7 +285,7 @@ def load_library(path: Path, *, backends: bool = False) -> SimpleNamespace:
 
     With `backends`, the code that computes is in separate libraries in the same folder; the best
     one that this processor can run is loaded. Raises `OSError` if the library cannot be loaded,
-    `UsageError` if it lacks a function, or code for this processor.
+    `UsageError` if it lacks a function, or if this processor can run none of the `backends`.
     """
     library = ctypes.CDLL(str(path))
     calls: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Loads GGUF files with llama.cpp; a file that cannot be loaded raises an error in words.
+"""Loads GGUF files with llama.cpp; for a file that cannot be loaded, `ModelError` says why.
 
 For some damaged or malicious files llama.cpp ends the whole process, which cannot be caught. So a
 new file, with all its parts, is first loaded by a child process, which also computes a token. If
@@ -75,8 +75,9 @@ def load_weights(
 ) -> Any:
     """Load the model in the GGUF at `path`; return llama.cpp's handle, which the caller frees.
 
-    `gpu_layers` are how many layers go to a GPU, "auto" all if there is one. Raises `ModelError`
-    for a file that cannot be loaded, `UsageError` for GPU layers without a GPU build.
+    `gpu_layers` are how many layers go to a GPU, "auto" all if there is one. `vocabulary_only`
+    loads the tokenizer without the weights. Raises `ModelError` for a file that cannot be loaded,
+    `UsageError` for GPU layers without a GPU build.
     """
     with path.open("rb") as file:
         begin = file.read(9)
@@ -93,7 +94,7 @@ def load_weights(
 def open_weights(
     path: Path, *, gpu_layers: int, repack: bool = True, vocabulary_only: bool = False
 ) -> Any:
-    """Like `load_weights`, without a trial in a child: the file may crash this process.
+    """Do as `load_weights`, without the trial in a child: the file may crash this process.
 
     `gpu_layers` of -1 are all layers. `repack` lets llama.cpp rearrange weights for the processor.
     Raises `ModelError`.
@@ -119,7 +120,8 @@ def new_context(
 ) -> LlamaContext:
     """Create a llama.cpp context for `sequences` sequences of `context` ids each.
 
-    The caller closes it. `path` is for errors. Raises `ModelError` if memory does not suffice.
+    The caller closes it. `path` is for errors. `threads` is the number of threads, or the `Threads`
+    that choose it. Raises `ModelError` if memory does not suffice, or if `model` is no decoder.
     """
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = context * sequences
@@ -246,7 +248,10 @@ _log = logging.getLogger(__name__)
 
 
 def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
-    """Load a file in a child, unless it passed before. Raises `ModelError` if it must not load."""
+    """Load a file in a child process, unless it is bundled or passed before.
+
+    Raises `ModelError` if the child dies, takes too long, or says that llama.cpp refuses the file.
+    """
     if path.resolve().parent == bundled("edge").resolve().parent:
         return
     # Links stay: in the hub's cache a split model's parts have their names there alone.

@@ -18,9 +18,10 @@ from edgewise.edge.llamacpp.cache import LlamaSequence
 from edgewise.edge.step import LogitsStep
 
 PATIENCE = 0.25
-"""Most time that a pass waits for sessions of the pass before, in durations of that pass.
+"""Most time that a pass waits for the sessions of the previous pass to ask for their next steps.
 
-They come back within a hundredth of it, unless a client or the machine is slow.
+It is a fraction of the previous pass's duration. They ask within a hundredth of that, unless a
+client or the machine is slow.
 """
 
 
@@ -79,8 +80,9 @@ class SharedSlots(Slots):
     def share(self) -> list[_Queued]:
         """Take the runs of the next pass out of the line, and return them.
 
-        A prompt's chunk is a pass of its own, in turn with steps: it needs no logits, and llama.cpp
-        computes the logits of all ids in a pass that returns any hidden state.
+        A chunk of a prompt is a pass of its own; if steps wait too, chunks and steps take turns. A
+        chunk needs no logits, and llama.cpp computes the logits of all ids in a pass that returns
+        any hidden state.
         """
         prompts, others = list[_Queued](), list[_Queued]()
         for one in self.line:

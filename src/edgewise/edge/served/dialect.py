@@ -50,7 +50,8 @@ _log = logging.getLogger(__name__)
 class ServedToken(NamedTuple):
     """A token that a server wrote, and the likeliest ids at its position with their logprobs.
 
-    If the server told no candidates, `top` is the token alone, with logprob 0.
+    If the server told no candidates, `top` is the token alone, with logprob 0. A logprob is None
+    where the server says that the probability is 0.
     """
 
     token: int
@@ -58,10 +59,10 @@ class ServedToken(NamedTuple):
 
 
 class Dialect:
-    """A model that a server runs, asked in ids of `tokenizer`. Any method may raise `EdgeError`.
+    """A model that a server runs, which takes and returns ids. Any method may raise `EdgeError`.
 
     `kind` is the server's API, `server` the connection, `described` what the server says of the
-    model. Set `tokenizer` before asking for tokens.
+    model. `tokenizer` has the model's ids; set it before asking for tokens.
     """
 
     tokenizer: Tokenizer
@@ -70,7 +71,10 @@ class Dialect:
         self.kind, self.server, self.described = kind, server, described
 
     def reads_alike(self, text: str) -> bool:
-        """Return whether server and `tokenizer` split `text` alike, or into as many tokens."""
+        """Return whether the server tokenizes `text` as `tokenizer` does.
+
+        Of a server that does not tell ids, only the number of tokens is compared.
+        """
         kind, tokenizer = self.kind, self.tokenizer
         if not isinstance(kind, IdServer):
             return self._metered(text)[0] == len(tokenizer.encode_prompt(text))
@@ -79,12 +83,15 @@ class Dialect:
             return kind.tokenized(reply) == tokenizer.encode(text)
 
     def vocabulary_matches(self) -> bool:
-        """Return whether the server's vocabulary is that of `tokenizer`, by test strings."""
+        """Return whether the server's vocabulary is that of `tokenizer`, by size and `PROBES`."""
         same = self.described.size in (None, self.tokenizer.size)
         return same and all(map(self.reads_alike, PROBES))
 
     def context(self) -> int:
-        """Return the most ids of a prompt and its answer together. Raises `UsageError`."""
+        """Return the most ids of a prompt and its answer together.
+
+        Raises `UsageError` if the context that was wanted is larger.
+        """
         replies = [self.server.found(one) for one in self.kind.loaded(self.described)]
         context, unused = self.kind.context(self.described, *replies)
         _warn(self.kind.program, self.server.url, self.described.name, unused)
@@ -102,9 +109,9 @@ class Dialect:
     ) -> Generator[ServedToken]:
         """Stream the tokens that the model writes greedily after `ids`, at most `tokens` of them.
 
-        `top` is the number of candidates for each. The stream ends early at a token without
-        candidates. Closing it cancels the request. The `seed` belongs to the session: some servers
-        tell their requests apart by it.
+        `top` is the number of candidates (likeliest ids) for each. The stream ends early at a token
+        for which the server gives none. Closing the generator cancels the request. The `seed`
+        belongs to the session: some servers tell their requests apart by it.
         """
         if self.kind.chunk is not None:
             yield from self._in_chunks(ids, tokens, top, self.kind.chunk)
@@ -151,7 +158,7 @@ class Dialect:
                     return
 
     def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken:
-        """Request the one token after `ids`, where `stream` ended since it had no candidates."""
+        """Request the token after `ids`, at which `stream` ended as it had no candidates."""
         wanted = self._whole_of(list(ids), 1, top, seed)
         if (asked := self.kind.single(wanted, self.end.token)) is not None:
             if self.described.slots != 1:
@@ -166,11 +173,11 @@ class Dialect:
         raise self.server.broken("it ended the answer and gave no reason")
 
     def overrun(self, seed: int) -> int | None:
-        """Wait until the closed stream has left its slot, which holds the session's prefix.
+        """Wait until the server has freed the slot of the session's closed stream.
 
-        Returns how many tokens the stream had written, by the server's count; None if it has none.
-        A server notices only at its next token that a stream is closed. Until then it would give
-        the session's next request another slot, which would read the prompt again.
+        Returns how many tokens the stream had written, by the server's count; None if the server
+        tells nothing of that slot. A server notices only at its next token that a stream is closed.
+        Until then it would give the session's next request another slot, without its KV cache.
         """
         written, end = None, time.monotonic() + LINGER
         while self.kind.busy is not None and time.monotonic() < end:
@@ -183,7 +190,7 @@ class Dialect:
         return written
 
     def computed(self, ids: Sequence[int]) -> int | None:
-        """Return how many ids of a prompt the server's cache lacks; None if it does not count."""
+        """Send a prompt; return how many ids the server had to compute; None if it does not say."""
         return self._metered(self.prompt(ids))[1]
 
     @cached_property
@@ -319,7 +326,11 @@ def _warn(program: str, url: str, name: str, own: str) -> None:
 
 
 def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
-    """Return the model at `server`, by trying each kind. Raises `UsageError` or `EdgeError`."""
+    """Find out which of `SERVERS` runs at `server`, and return its model.
+
+    `model` is the model's name (None: the server has only one), `context` the wanted context in
+    ids. Raises `UsageError` if the server lacks them, `EdgeError` if it is of no known kind.
+    """
     for kind in SERVERS:
         if (described := described_at(kind, server, model, context)) is not None:
             return Dialect(kind, server, described)
@@ -333,7 +344,10 @@ def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
 def described_at(
     kind: EdgeServer, server: Server, model: str | None, context: int | None
 ) -> ServedModel | None:
-    """Return what a server of this kind says of the model; None if it is of another kind."""
+    """Return what `server` says of the model; None if it is not a server of this `kind`.
+
+    `model` and `context` are described at `found_at`.
+    """
     first, *others = kind.asks
     if (reply := server.found(first)) is None:
         return None

@@ -39,7 +39,7 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
 
 
 class ServedEdge(EdgeModel):
-    """An edge model in a server. Its sessions stream tokens, and stream again after a rollback."""
+    """An edge model that a server runs. After a rollback a session starts a new token stream."""
 
     def __init__(self, dialect: Dialect, options: EdgeOptions) -> None:
         described = dialect.described
@@ -115,7 +115,10 @@ class ServedEdge(EdgeModel):
         return None if again is None else (len(ids), again, written and written - 1)
 
     def fingerprint(self) -> str:
-        """Return a hash of the weights file; if not on this disk, of build, name, vocabulary."""
+        """Return a hash of the weights file.
+
+        Where that is not on this disk: of the server's program, the model's name and vocabulary.
+        """
         if self.path is not None:
             return fingerprint_of(self.path)
         named = f"{self.build}\0{self.name}\0{fingerprint(self.tokenizer)}"

@@ -48,20 +48,24 @@ class Server:
         self._http.close()
 
     def found(self, request: Request) -> bytes | None:
-        """Return the reply; None if its status is not 200. Raises `EdgeError` if there is none."""
+        """Return the reply; None if its status is not 200.
+
+        Raises `EdgeError` without a reply, and for a refused key, a redirect, or status 503, by
+        which a server says that it is still loading.
+        """
         with self._sent(request) as response:
             if response.status_code == 503:
                 raise self._gone("HTTP 503: it may still be loading")
             return self._whole(response) if response.status_code == 200 else None
 
     def send(self, request: Request) -> bytes:
-        """Return the whole reply. Raises `EdgeError`."""
+        """Return the whole reply. Raises `EdgeError`, also for any status but 200."""
         with self._opened(request) as response:
             return self._whole(response)
 
     @contextmanager
     def lines(self, request: Request) -> Generator["Lines"]:
-        """Yield the reply's lines as they come, as `Lines`. Raises `EdgeError`."""
+        """Context manager: send a request, yield its streamed reply. Raises `EdgeError`."""
         with self._opened(request) as response:
             yield Lines(self, response)
 
@@ -179,14 +183,17 @@ class Server:
 
 
 class Lines:
-    """A streamed response's lines. Raises `EdgeError` after `PATIENCE` seconds without a token."""
+    """The lines of a streamed response as bytes, without empty lines and comments.
+
+    Raises `EdgeError` if `PATIENCE` seconds pass without a call of `token`.
+    """
 
     def __init__(self, server: Server, response: httpx2.Response) -> None:
         self._server, self._response = server, response
         self._since = time.monotonic()
 
     def token(self) -> None:
-        """Note that a token was read: the time limit for the next one begins."""
+        """Note that a token came in these lines: the time limit for the next one begins."""
         self._since = time.monotonic()
 
     def __iter__(self) -> Generator[bytes]:

@@ -26,12 +26,15 @@ _LEAST, _SURE = -1e30, 1e-3
 
 
 class TopStep(Step):
-    """A `Step` from the k likeliest ids and their logprobs; other ids share the rest equally."""
+    """A `Step` from the k likeliest ids and logprobs; others share the remaining probability."""
 
     def __init__(
         self, ids: Ids, logprobs: Floats, written: Written | None, size: int, *, position: int
     ) -> None:
-        """`ids` and `logprobs` are sorted, best first; `written` is None unless text is needed."""
+        """Take the k likeliest `ids` and their `logprobs`, best first, of `size` ids.
+
+        `written` is None unless the session needs text.
+        """
         self.position, self.size = position, size
         self.proposed = int(ids[0])
         self._ids, self._logprobs, self._written = ids, logprobs, written
@@ -68,7 +71,7 @@ class TopStep(Step):
         return known - self._rest * (self._other + float(logprobs[-1])) / 2
 
     def top(self, k: int) -> tuple[Ids, Floats]:
-        """Return the k likeliest ids and logprobs; any ids fill up what the server left out."""
+        """Return the k likeliest ids and logprobs; other ids follow if the server told fewer."""
         missing = min(k, self.size) - len(self._ids)
         if missing <= 0:
             return self._ids[:k], self._logprobs[:k]
@@ -101,7 +104,12 @@ class ServedSession(EdgeSession):
         release: Callable[[], None],
         check: Callable[[], None],
     ) -> None:
-        """`release` frees the session's slot; `check` is called before the first request."""
+        """Start without ids; `needs` and `top` are described at `EdgeModel.session`.
+
+        `release()` frees the session's slot. `check()` is called before the first request, to raise
+        an error if the server runs another model by now. Raises `UsageError` if the server gives no
+        hidden states that are needed, or fewer than `top` candidates of a token.
+        """
         super().__init__(model, needs)
         kind = dialect.kind
         if top > kind.most:
@@ -125,9 +133,9 @@ class ServedSession(EdgeSession):
         self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
-        """Make `ids` the sequence; return how many leading ids the server had before.
+        """Make `ids` the sequence; return how many leading ones were already sent or streamed.
 
-        Raises `UsageError` if the server would read them as other tokens.
+        Raises `UsageError` also if the server takes text, and would read that as other ids.
         """
         self._require_room(0, ids)
         try:

@@ -66,7 +66,10 @@ def modules() -> list[Any]:
 
 
 def load_folder(mx: Any, folder: Path, device: Any) -> Any:
-    """Load and return the model in `folder`, on `device`. Raises `ModelError` if it is damaged."""
+    """Return the model in `folder`, loaded on MLX's `device`; `mx` is the module mlx.core.
+
+    Raises `ModelError` if the folder is damaged, or lacks weights.
+    """
     files = weight_files(folder)
     count_weights(files)
     with mx.stream(device):
@@ -214,7 +217,7 @@ class MlxCache(SequenceCache):
 
     @property
     def cuttable(self) -> bool:
-        """Whether all layers can be cut now; a sliding window can until it has moved on."""
+        """Whether all layers can be cut now: a sliding window can until it has to drop ids."""
         return self.rewinds != "no" and all(part.is_trimmable() for part in self._copied)
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:

@@ -63,7 +63,7 @@ class _Decoder(msgspec.Struct, frozen=True):
 
 
 class OnnxDescription(msgspec.Struct, frozen=True):
-    """The checked part of a genai_config.json: sizes in ids, and names of the graph's outputs."""
+    """The checked part of a genai_config.json: the model's type, sizes in ids, names of outputs."""
 
     type: str
     vocab_size: Annotated[int, msgspec.Meta(ge=1)]
@@ -170,7 +170,10 @@ class OnnxCache(SequenceCache):
     def __init__(
         self, new: Callable[[], Any], outputs: tuple[str, str], *, rewinds: Rewinds = "anywhere"
     ) -> None:
-        """`new` makes a generator; `outputs` names the graph's logits and hidden states."""
+        """Start empty; the first run calls `new()`, which makes the library's generator.
+
+        `outputs` are the graph's names of the logits and of the hidden states.
+        """
         self._new, self.rewinds = new, rewinds
         self._logits, self._hidden = outputs
         super().__init__()

@@ -45,7 +45,7 @@ class Email:
 
 
 class Ip:
-    """Finds IPv4 and IPv6 addresses, except those that every host has, and version numbers."""
+    """Finds IPv4 and IPv6 addresses, but no version numbers, loopback addresses or netmasks."""
 
     labels = ("IP",)
 
@@ -155,7 +155,7 @@ class Phone:
     labels = ("PHONE",)
 
     def __init__(self) -> None:
-        """Raise `UsageError` if the phonenumbers package is missing."""
+        """Import the package phonenumbers. Raises `UsageError` if it is missing."""
         try:
             self._phones: Any = import_module("phonenumbers")
         except ImportError as error:
@@ -239,11 +239,11 @@ _DENSE = re.compile(r"(?<![\w+/=-])[A-Za-z0-9+/_-]{20,512}+={0,2}(?![\w+/=-])")
 _DIGEST = re.compile(r"(?:sha\d{1,3}|md5|blake\w{2,3})[-:= ]\Z", re.IGNORECASE)
 
 BITS = 4.0
-"""Least Shannon entropy, in bits a character, of a long run that counts as a secret."""
+"""Least Shannon entropy, in bits a character, of a long string that counts as a secret."""
 
 
 class Secret:
-    """Finds secrets: known services' keys, private keys, named passwords, long random runs."""
+    """Finds keys of known services, private keys, `password: ...` and the like, random strings."""
 
     labels = ("SECRET",)
 

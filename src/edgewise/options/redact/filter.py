@@ -28,18 +28,18 @@ SECONDS = 5.0
 """Timeout in seconds of all detectors for one text; when it is exceeded, nothing is sent."""
 
 TAIL = 128
-"""How many characters at an answer's end are searched for the first half of a private word."""
+"""How many characters at an answer's end are searched for the beginning of a private word."""
 
 _KEPT = 8  # conversations whose private words are not looked for again
 _log = logging.getLogger(__name__)
 
 
 class Local(Blocked):
-    """A private word of a class for which the whole conversation must stay on the device."""
+    """The text holds a private word of a class that is treated as "local", so it is not sent."""
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
-    """Return a detector for each class of `rules`. Raises `UsageError` if one is not available."""
+    """Return a detector for each class of private words. Raises `UsageError` if one is missing."""
     return {
         name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
         for name in rules.treatments
@@ -59,7 +59,10 @@ class Redacted:
         self.name = f"redacted: {rules}"
 
     def local_only(self, before: Context) -> bool:
-        """Return whether a private word before the answer keeps the conversation on the device."""
+        """Return whether the text `before` the answer has a word of a class treated as "local".
+
+        The whole conversation then stays on the device.
+        """
         try:
             return isinstance(self._seen(before), Local)
         except Blocked:
@@ -67,7 +70,7 @@ class Redacted:
             return False
 
     def of(self, before: Context) -> "RedactedContext":
-        """Return the redacted context. Raises `Blocked` if nothing of it may be sent."""
+        """Return the text `before` an answer, redacted. Raises `Blocked` if it may not be sent."""
         seen = self._seen(before)
         if isinstance(seen, Local):
             raise seen
@@ -76,8 +79,8 @@ class Redacted:
     def find(self, text: str) -> list[Span]:
         """Return where private words stand in `text`, also those seen only in its normalized form.
 
-        Raises `Local` if a word is of a class that keeps the conversation on the device, `Blocked`
-        if a detector fails, takes too long, or finds what is not in the text.
+        Raises `Local` if a word is of a class treated as "local", which is never sent, `Blocked` if
+        a detector fails, takes too long, or finds what is not in the text.
         """
         if not text:
             return []
@@ -124,7 +127,7 @@ class Redacted:
 
 
 class RedactedContext:
-    """A `FilteredContext` for one answer. The same context is always redacted alike, for caches."""
+    """A `FilteredContext` for one answer. Equal contexts are redacted alike, as KV caches need."""
 
     def __init__(self, before: Context, redaction: Redacted) -> None:
         self._filter, self._known = redaction, Placeholders(redaction.forms)

@@ -1,4 +1,4 @@
-"""A text without what hides its words from a pattern.
+"""The normalized form of a text, so that patterns find words despite unusual characters.
 
 Invisible characters are left out, and what looks alike is written alike (Unicode's NFKC: full-width
 and composed forms).
@@ -42,7 +42,7 @@ class Normal:
         self.text, self._places = "".join(parts) or text, places
 
     def span(self, one: Span) -> Span:
-        """Return the span of the original text that gave a span of the normalized `text`."""
+        """Return the original text's span for `one`, a span of the normalized `text`."""
         if self.same:
             return one
         return Span(self._places[one.start][0], self._places[one.end - 1][1], one.label)

@@ -77,9 +77,10 @@ class Forms:
         )
 
     def like(self, text: str) -> list[Span]:
-        """Return the spans of placeholders, labelled with their names, and of what looks like one.
+        """Return the spans of what looks like a placeholder.
 
-        The spans are in order. A span that only looks like a placeholder has the label "".
+        They are in order. The label is the placeholder's name, such as <EMAIL_1>, or "" for
+        a form without brackets or number, such as [EMAIL].
         """
         return [
             Span(*one.span(), _named(one[1].upper(), int(one[2])) if one[1] else "")

@@ -1,4 +1,4 @@
-"""`RedisLimits` counts the tokens that API keys used, by a script that Redis runs atomically."""
+"""`RedisLimits` counts the tokens that each API key used, by an atomic script in Redis."""
 
 import contextlib
 from collections.abc import Generator

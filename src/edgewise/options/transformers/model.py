@@ -35,10 +35,11 @@ from edgewise.registry import imported
 def load_folder(
     torch: Any, transformers: Any, folder: Path, gpu_layers: int | Literal["auto"]
 ) -> tuple[Any, Any]:
-    """Load a model: return its `PreTrainedModel` and the config of its text part.
+    """Load the model in `folder`: return its `PreTrainedModel` and the config of its text part.
 
-    Raises `ModelError` for a folder that is not safe or not complete, and `UsageError` for a
-    `gpu_layers` that would split the model.
+    `torch` and `transformers` are the modules. `gpu_layers` 0 is for the CPU, "auto" for a GPU, if
+    there is one; a positive number raises `UsageError`. Raises `ModelError` if the folder lacks
+    weights, has only pickled or quantised ones, or has an index that names files elsewhere.
     """
     files = weight_files(folder)
     _check_config(folder, {path.name for path in files})
@@ -241,7 +242,7 @@ class TransformersModel(FolderModel):
         self._seen = inputs[0]
 
     def new_cache(self) -> Any:
-        """Return an empty cache of transformers' own, without sliding windows if possible."""
+        """Return an empty cache of transformers' own, whose layers keep all ids, if possible."""
         cache: Any = self.kinds.DynamicCache(config=self._config)
         if "chunked_attention" not in (getattr(self._config, "layer_types", None) or ()):
             cache.layers = [_whole(self.kinds, layer) for layer in cache.layers]
@@ -250,8 +251,8 @@ class TransformersModel(FolderModel):
     def run(self, ids: Sequence[int], cache: Any, *, every: bool) -> tuple[Any, Any | None]:
         """Run `ids` after those in `cache` and return logits and hidden states (or None).
 
-        Logits are [n, vocabulary] and hidden states [n, d]: with `every` for each id, else the last
-        one.
+        Logits are [n, vocabulary] and hidden states [n, d]: with `every` n is the number of ids,
+        else they are those of the last id, and n is 1.
         """
         kept: dict[str, Any] = {} if every or not self._keeps else {"logits_to_keep": 1}
         self._seen = None
