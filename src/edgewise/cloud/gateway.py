@@ -98,9 +98,8 @@ class GatewayCloud(RemoteCloud):
         Prefers the idle link whose session has the longest common prefix with `ids`, if that is at
         least half of the ids that the gateway holds for it. (With less, the link may be that of
         another conversation with the same system message, which needs it again.) Otherwise makes a
-        new link or, if `MOST_IDLE` are idle, takes the one idle for longest.
-
-        Call in the I/O thread.
+        new link or, if `MOST_IDLE` are idle, takes the one idle for longest. To be called in the
+        I/O thread.
         """
         best = max(self._idle, key=lambda link: link.shared(ids), default=None)
         if best is None or 2 * best.shared(ids) < best.held:

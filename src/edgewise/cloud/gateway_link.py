@@ -64,7 +64,7 @@ CANCEL_SECONDS = 0.1
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Upper bounds, in seconds, of the random pauses before reconnecting.
 
-The bound is the first number before the first retry, then doubles up to the second number.
+The bound is `FIRST_PAUSE` for the first pause, then doubles each time, up to `LONGEST_PAUSE`.
 """
 
 MAX_MESSAGE = 500

@@ -92,7 +92,10 @@ class FilteredAnswer(NamedTuple):
 
 
 class FilteredContext(Protocol):
-    """The filtered context of one answer. `shown` is what the cloud sees of it. Thread-safe."""
+    """A context filter's work on one answer. Thread-safe.
+
+    `shown` is what the cloud may see of the text before the answer.
+    """
 
     shown: Context
 

@@ -36,11 +36,11 @@ _ANY_IDS = (1, 2, 3)
 class Client(msgspec.Struct, frozen=True):
     """The sender of a consult (one request to the cloud model), and how long it waits.
 
-    `session` is a routing key to a replica with a warm cache. `tenant` is the gateway key on whose
-    behalf it is asked: tenants must not learn each other's prompts from a shared engine, and `salt`
-    separates their prefix caches. `sent` counts the ids and bytes that travel. `request_id` names
-    the consult in the engine's log. `end` is the deadline, in seconds of the monotonic clock; with
-    None, a busy engine is not asked again.
+    `session` is a routing key to a replica with a warm cache. `tenant` is the name of the gateway's
+    API key for which the engine is asked: tenants must not learn each other's prompts from a shared
+    engine, and `salt` separates their prefix caches. `sent` counts the ids and bytes that travel.
+    `request_id` names the consult in the engine's log. `end` is the deadline, in seconds of the
+    monotonic clock; with None, a busy engine is not asked again.
     """
 
     session: str = ""

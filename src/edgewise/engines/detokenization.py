@@ -76,7 +76,7 @@ class Detokenization:
         return ids, "".join(map(self.text, ids))
 
     def missing(self, size: int) -> int | None:
-        """Return the first id from `size` on that has a text, or None."""
+        """Return the first id with a text that an engine with `size` ids lacks, or None."""
         return next((token for token in range(size, self.size) if self.text(token)), None)
 
 

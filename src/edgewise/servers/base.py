@@ -192,7 +192,10 @@ class IdServer(ABC):
         """Return the completion in a reply to `complete`. Raises `Fault`."""
 
     def score(self, asked: Wanted) -> Request:
-        """Return the request for the logprobs of the last `asked.n` ids and of likelier ones."""
+        """Return the request to score the last `asked.n` ids.
+
+        The reply holds the logprob of each, and the likeliest id in its place with its logprob.
+        """
         raise NotImplementedError
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:

@@ -116,7 +116,10 @@ class TextCloud(ApiCloud):
         return self.vocabulary_check
 
     async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
-        """Send a request; return the reply. Raises a `CloudError`, also if the model changed."""
+        """Send a request and return the reply.
+
+        Raises a `CloudError`, also if the API begins to serve another model meanwhile.
+        """
         try:
             await self._recheck()
             served = self._served
