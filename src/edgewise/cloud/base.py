@@ -39,8 +39,8 @@ class ConsultRequest(msgspec.Struct, frozen=True):
     verify: int = 0
     """How many of the last `ids` are the edge model's draft tokens to be verified; 0 for none.
 
-    `n` is 0 then, unless the cloud model reads passages: with `n` it replaces all of these drafts
-    by an answer of at most `n` tokens.
+    `n` is 0 then. Only a model that `reads_passages` may be given an `n` too: it then replaces all
+    of these draft tokens by an answer of its own, of at most `n` tokens.
     """
 
 
@@ -51,7 +51,8 @@ class CloudSession(Protocol):
         """Send a request to the cloud model; return the future of its completion.
 
         The future fails with a `CloudError`: with `CloudTimeout` once the request's deadline has
-        passed. Raises `Blocked` at once if the context filter forbids sending the text.
+        passed. Raises `Blocked` at once if the context filter (which hides private words) forbids
+        sending the text.
         """
         ...
 
@@ -77,19 +78,19 @@ class CloudModel(Protocol):
     name: str
 
     vocabulary_check: str = ""
-    """A phrase that says how `check_vocabulary` compared the vocabularies, such as by all ids."""
+    """How `check_vocabulary` judged the model, in words, such as "5 strings have the same ids"."""
 
     local: EdgeModel | None = None
     """The loaded model, if it runs in this process; None for an `Adapter` around such a model."""
 
     reads_once: bool = True
-    """Whether a verification is billed once, and not once for each draft token."""
+    """Whether a verification is billed as one prompt, not as one prompt for each draft token."""
 
     verifies: bool = False
     """Whether this model can verify draft tokens. Known after `check_vocabulary`."""
 
     prefetches: bool = False
-    """Whether `CloudSession.prefetch` saves time here, as with a gateway."""
+    """Whether `CloudSession.prefetch` saves time with this model, as it does behind a gateway."""
 
     reads_passages: bool = False
     """Whether this model verifies whole passages of text, since it cannot score tokens.
@@ -101,10 +102,10 @@ class CloudModel(Protocol):
     """Whether this model runs in this process, so that a slow reply does not mean a lost link."""
 
     own_tokenizer: Tokenizer | None = None
-    """The cloud model's tokenizer, if the ids that it is sent are not the edge model's."""
+    """The cloud model's tokenizer, if it is sent ids of its own vocabulary; else None."""
 
     boundaries: WordBoundaries | None = None
-    """Says between which words a cloud model of another vocabulary may be asked, else None."""
+    """Decides where in an answer a model of another vocabulary may be asked; None: anywhere."""
 
     id_engine: Engine | None = None
     """The inference server behind this model, if it is asked directly and by token ids."""
@@ -126,11 +127,17 @@ class CloudModel(Protocol):
         ...
 
     def local_only(self, prompt: Prompt) -> bool:
-        """Whether the prompt holds a private word that keeps the conversation on the device."""
+        """Whether the prompt holds a private word that forbids sending anything of the prompt.
+
+        This is a word of a class with the treatment "local" in the setting `redact`.
+        """
         return False
 
     def requests(self, n: int) -> tuple[int, int]:
-        """Return how many requests a consult for `n` tokens may take, and the tokens of each."""
+        """Return the most requests that a consult for `n` tokens takes, and the tokens of each.
+
+        These tokens are the most that the model may write in reply to one of the requests.
+        """
         return 1, n
 
     def identity(self) -> str:
@@ -142,7 +149,7 @@ class CloudModel(Protocol):
 
 
 def with_end(completion: Completion, n: int, eos_ids: frozenset[int]) -> Completion:
-    """Return a completion that ends with an end token if the engine `stopped` without one.
+    """Return the completion, with an end token appended if it `stopped` without one.
 
     `n` is the number of tokens asked for: a completion that is full gets none. `eos_ids` are the
     edge model's end tokens, of which the lowest is added.

@@ -100,13 +100,16 @@ class IoThread:
 
 
 class Clients:
-    """Makes a `Client` for each consult of a session: the ids that name the consult in logs."""
+    """Makes a `Client` for each consult of a session, with ids that name both in engines' logs.
+
+    The session's id is random; a consult's (its request id) is made of it and a number.
+    """
 
     def __init__(self) -> None:
         self._session, self._asks = secrets.token_hex(12), 0
 
     def of(self, sent: Outgoing, end: float | None = None) -> Client:
-        """Return the client of the next consult, and set the request id of `sent`.
+        """Return the client of the next consult, whose messages `sent` counts; set its request id.
 
         `end` is when the consult's deadline passes, by the monotonic clock; with None, an engine
         that is busy is not asked again.
@@ -131,9 +134,10 @@ class RemoteCloud(CloudModel):
     def check_remotely(
         self, work: Coroutine[Any, Any, None], deadline: float, tokenizer: Tokenizer
     ) -> None:
-        """Run `work`, a check that the model's ids mean what `tokenizer` says; raise its errors.
+        """Run `work`, a check that the cloud model has the ids of `tokenizer`, and wait for it.
 
-        `deadline` is in seconds. From then on `checked` judges completions by this tokenizer.
+        `tokenizer` is the edge model's. Raises what `work` raises, and `CloudTimeout` after
+        `deadline` seconds. If the check succeeds, `checked` uses this tokenizer.
         """
         # Reading a vocabulary would hold the I/O thread up.
         nothing = detokenization_of(tokenizer).nothing
@@ -142,7 +146,7 @@ class RemoteCloud(CloudModel):
         self._size, self._nothing = tokenizer.size, nothing
 
     def checked(self, completion: Completion, request: ConsultRequest) -> Completion:
-        """Return a completion, with an end token added if the engine kept its own to itself.
+        """Return a completion, with an end token added if the engine left its own out.
 
         Raises `CloudProtocolError` if the completion is no valid answer to the request, or has ids
         that are not in the edge model's vocabulary.
@@ -193,8 +197,8 @@ class EngineCloud(RemoteCloud):
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Check that the engine has the ids of `tokenizer`, the edge model's.
 
-        Compares the ids of fixed strings and, if the engine detokenizes, the text of all ids (of
-        those that there is time for). Raises `VocabularyMismatch` or a `CloudError`.
+        Compares the ids of fixed strings and, if the engine detokenizes, the text of all ids, or of
+        as many as `COMPARE_SECONDS` allow. Raises `VocabularyMismatch` or a `CloudError`.
         """
         check = VocabularyCheck(self.engine, lambda: self._accept(tokenizer))
         self.check_remotely(check.run(), PROBE_SECONDS + COMPARE_SECONDS, tokenizer)

@@ -27,7 +27,7 @@ from edgewise.wire.protocol import MAX_FRAME, PATH, tokenizer_fingerprint
 CHECK_SECONDS = 10.0
 CONNECT_SECONDS, CLOSE_SECONDS = 5.0, 1.0
 HEARTBEAT_SECONDS = 20.0
-"""Seconds between pings. A connection that does not answer one in half of this counts as broken."""
+"""Seconds between pings. A connection with no reply to a ping within half of this is broken."""
 
 MOST_IDLE = 8
 """Most unused sessions kept open for later answers; the gateway holds a conversation for each."""
@@ -95,9 +95,11 @@ class GatewayCloud(RemoteCloud):
     def take(self, ids: Sequence[int]) -> GatewayLink:
         """Return a link (a session with the gateway) for an answer whose first ids are `ids`.
 
-        This is the idle link whose session begins with most of these ids, if they are half of the
-        session or more, so that another conversation with the same beginning keeps its own. Else a
-        new link; if `MOST_IDLE` are idle, the one idle for longest. Call in the I/O thread.
+        Prefers the idle link whose session has the longest common prefix with `ids`, if that is at
+        least half of the ids that the gateway holds for it. (With less, the link may be that of
+        another conversation with the same system message, which needs it again.) Otherwise makes a
+        new link or, if `MOST_IDLE` are idle, takes the one idle for longest. To be called in the
+        I/O thread.
         """
         best = max(self._idle, key=lambda link: link.shared(ids), default=None)
         if best is None or 2 * best.shared(ids) < best.held:
@@ -116,10 +118,11 @@ class GatewayCloud(RemoteCloud):
             await oldest.forget()
 
     async def require_same(self, served: str) -> None:
-        """Raise a `CloudError` unless the gateway serves the named model, with the checked ids.
+        """Raise a `CloudError` unless the gateway serves the right model, with the checked ids.
 
-        `served` is the model's name, as a new connection reports it. If the last check is not
-        recent, the gateway is also asked for the text of ids again.
+        `served` is the model's name, as a new connection reports it; `self.model`, if set, must
+        equal it. If the last comparison is older than `FRESH_SECONDS`, and the gateway
+        detokenizes, some ids must also still have the text that they had at the check.
         """
         if self.model not in (None, served):
             raise CloudRejected(
@@ -191,7 +194,7 @@ class GatewayCloud(RemoteCloud):
 
 
 class GatewaySession:
-    """The session of a `GatewayCloud`: sends what the gateway lacks, also ahead of consults.
+    """The session of a `GatewayCloud`: sends the ids that the gateway lacks, also by prefetches.
 
     The first ids to send choose the link (`GatewayCloud.take`), which `close` gives back.
     """

@@ -62,7 +62,10 @@ CANCEL_SECONDS = 0.1
 """Timeout of sending the cancellation of a consult."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Most seconds of the first pause before reconnecting, doubled each time, and of the longest."""
+"""Upper bounds, in seconds, of the random pauses before reconnecting.
+
+The bound is `FIRST_PAUSE` for the first pause, then doubles each time, up to `LONGEST_PAUSE`.
+"""
 
 MAX_MESSAGE = 500
 """Most characters shown of an error message that a gateway sent."""
@@ -175,7 +178,10 @@ class GatewayLink:
                     await self._send(Prefetch(position, new_ids, self._ledger.checksum), sent)
 
     async def connect(self, sent: Outgoing) -> Opened:
-        """Connect, open or resume the session, and return the reply. Raises a `CloudError`."""
+        """Connect, open or resume the session, and return the gateway's reply.
+
+        `sent` counts the opening message. Raises a `CloudError`.
+        """
         socket = await self._connect()
         try:
             frame = await self._opened(socket, sent)

@@ -63,9 +63,11 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ends_passage(text: str, tokens: int, *, code: bool) -> bool:
-    """Whether a passage may end after `text`, which is `tokens` (at least `SHORTEST`) tokens long.
+    """Whether a passage may end after `text`, which has `tokens` tokens, at least `SHORTEST`.
 
-    `code` says whether the text begins inside a fenced code block, which is not cut at empty lines.
+    It may after a paragraph or a whole fenced code block; from `LONGEST` tokens on after any line
+    and, outside code, any sentence; from `MOST` on anywhere. `code` says whether the text begins
+    inside such a block.
     """
     inside = in_code(text, code)
     if not inside and (_closes(text) or text.endswith("\n\n")):
@@ -80,7 +82,7 @@ def in_code(text: str, code: bool = False) -> bool:
 
 
 def sentence_ends(pieces: Sequence[str], *, code: bool) -> list[int]:
-    """Return, for each sentence of a passage, the number of tokens after which it ends.
+    """Return, for each sentence of a passage, how many tokens of the passage precede its end.
 
     `pieces` are the texts of the passage's tokens; `code` says whether it begins inside a code
     block, where each line is a sentence. Blanks and empty lines belong to the sentence before.

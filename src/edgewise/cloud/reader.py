@@ -110,7 +110,10 @@ class ReaderCloud(ApiCloud):
     async def verdict(
         self, messages: Sequence[Message], client: Client = NOBODY
     ) -> TextContinuation:
-        """Send the messages of a `question`; return the reply unread. Raises a `CloudError`."""
+        """Send the messages of a `question`; return the reply, to be parsed with `verdict_of`.
+
+        Raises a `CloudError`.
+        """
         return await self.engine.complete(TextRequest(messages, "", WRITTEN, schema=SCHEMA), client)
 
     async def _probe(self) -> int:
@@ -136,9 +139,9 @@ class ReaderSession(CloudSession):
         self._clients = Clients()
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Have the last `verify` ids of the request verified; return a future of the completion.
+        """Ask for a verdict on the last `verify` ids; return the future of the completion.
 
-        If `n` is not 0, have the whole answer written instead, with at most `n` tokens. The future
+        If `n` is not 0, ask for the whole answer instead, of at most `n` tokens. The future
         fails with a `CloudError`. Raises `Blocked` if the context filter forbids sending the text.
         """
         if not request.verify and len(request.ids) > len(self._prompt.ids):

@@ -65,8 +65,8 @@ class SentRecord:
     def conversation(self, prompt: Prompt) -> str:
         """Return a name (8 hex digits) for the conversation that `prompt` belongs to.
 
-        Prompts with the same owner, and the same messages up to the user's first, are one
-        conversation; a prompt without a user's message is a new one.
+        Prompts with the same `owner` (an API key's name), and the same messages up to the user's
+        first, are one conversation; a prompt without a user's message is a new one.
         """
         messages = prompt.messages or ()
         first = next((at for at, one in enumerate(messages) if one.role == "user"), None)
@@ -77,9 +77,9 @@ class SentRecord:
         return hashlib.blake2b(beginning, key=self._secret, digest_size=4).hexdigest()
 
     def edge(self, host: str, message: bytes) -> None:
-        """Write down a JSON message that is about to leave for the edge model's server at `host`.
+        """Write a JSON message for the edge model's server at `host` to the payloads file, if any.
 
-        Raises `EdgeError` if that is not possible: then the message must not be sent.
+        Call it before the message is sent. If this raises `EdgeError`, do not send the message.
         """
         if self.payloads is None:
             return
@@ -91,7 +91,7 @@ class SentRecord:
             raise EdgeError(str(error)) from error
 
     def forget(self) -> None:
-        """Name conversations anew, so that later prompts join none that was recorded before."""
+        """Give conversations new names from now on, which cannot be linked to earlier records."""
         # Secret, so that nobody who sees a conversation's name can try texts on it.
         self._secret = secrets.token_bytes(32)
 
@@ -104,8 +104,10 @@ class SentRecord:
 class SentAnswer:
     """The record of what one answer sent to a cloud model; made by `SentRecord.answer`.
 
-    `at` is when the answer began, in seconds since 1970; `answer` is a random name for it. `sums`
-    counts the bodies of messages and, each time they were sent, ids (none where text was sent).
+    `at` is when the answer began, in seconds since 1970; `answer` is a random name for it, and
+    `conversation` that of its conversation. `host` is where the cloud model is. `sums` counts
+    requests, the bytes of their bodies, and the token ids in them: an id that is sent twice counts
+    twice, and one sent as text does not count.
     """
 
     def __init__(
@@ -121,7 +123,8 @@ class SentAnswer:
     def consult(self, ids: Sequence[int], max_requests: int | None = None) -> Outgoing:
         """Return an `Outgoing` that records what a consult on `ids` (prompt and answer) sends.
 
-        It may take `max_requests` messages in all, repeated ones included; None sets no limit.
+        At most `max_requests` billed messages may be sent for it, repeated ones included; None sets
+        no limit.
         """
         return Outgoing(ids, self._recorder("consult"), max_requests)
 

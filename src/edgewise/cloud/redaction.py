@@ -53,7 +53,10 @@ class Detector(Protocol):
 
 
 class Context(NamedTuple):
-    """The text before an answer: its messages, or the `text` of a prompt that was given as ids."""
+    """The text before an answer: the conversation's `messages`, or `text` if there are none.
+
+    `messages` is None for a prompt that was given as token ids, of which `text` is the text.
+    """
 
     messages: tuple[Message, ...] | None
     text: str = ""
@@ -89,7 +92,10 @@ class FilteredAnswer(NamedTuple):
 
 
 class FilteredContext(Protocol):
-    """The filtered context of one answer. `shown` is what the cloud sees of it. Thread-safe."""
+    """A context filter's work on one answer. Thread-safe.
+
+    `shown` is what the cloud may see of the text before the answer.
+    """
 
     shown: Context
 
@@ -97,8 +103,8 @@ class FilteredContext(Protocol):
         """Filter the answer so far, `written`; return what the cloud may see of it.
 
         `begun` is the same answer with markers of tool calls that are control tokens, and so are
-        no text in `written`; None if there are none. Raises `Blocked` if it may not be sent; with
-        `open` set if only its end is in the way, as that may grow into a private word.
+        no text in `written`; None if there are none. Raises `Blocked` if it may not be sent; its
+        `open` is set if that may change with more text, as the end could begin a private word.
         """
         ...
 
@@ -150,7 +156,8 @@ class Redaction(NamedTuple):
 def redaction_of(redact: str | None) -> Redaction:
     """Parse the setting `redact`, such as "on,iban=local,@FILE"; None or "off" hides nothing.
 
-    Raises `UsageError` if it is invalid, or if a word list is.
+    Each part is a word list, or a class ("on": all of `EXACT`), perhaps with its treatment. Raises
+    `UsageError` if the setting or a word list is invalid.
     """
     if redact is None or redact.strip() == "off":
         return Redaction({})

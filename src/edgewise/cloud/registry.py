@@ -104,7 +104,8 @@ def opened(
 ) -> Any:
     """Make the engine of that name at `url`: an `HttpEngine`, a `TextEngine` or a `CloudModel`.
 
-    `options` go to it; one that renders the chat template here needs `tokenizer`, the cloud's.
+    `options` are further arguments of its constructor. An engine for which Edgewise applies the
+    chat template needs `tokenizer`, the cloud model's.
     """
     entry = entry_of(name)
     if isinstance(entry, IdServer):
@@ -131,7 +132,7 @@ def engine_by_ids(
 
 
 def owners() -> dict[str, str]:
-    """Return the names of detectable engines by their `owner` (`owned_by`), in lower case."""
+    """Return a dict from `owner` to the engine's name, for the engines that can be detected."""
     return {entry_of(name).owner: name for name in (*BY_IDS, GATEWAY, "edgewise")}
 
 

@@ -36,11 +36,11 @@ _ANY_IDS = (1, 2, 3)
 class Client(msgspec.Struct, frozen=True):
     """The sender of a consult (one request to the cloud model), and how long it waits.
 
-    `session` is a routing key to a replica with a warm cache. `tenant` is the gateway key on whose
-    behalf it is asked: tenants must not learn each other's prompts from a shared engine, and `salt`
-    separates their prefix caches. `sent` counts the ids and bytes that travel. `request_id` names
-    the consult in the engine's log. `end` is the deadline, in seconds of the monotonic clock; with
-    None, a busy engine is not asked again.
+    `session` is a routing key to a replica with a warm cache. `tenant` is the name of the gateway's
+    API key for which the engine is asked: tenants must not learn each other's prompts from a shared
+    engine, and `salt` separates their prefix caches. `sent` counts the ids and bytes that travel.
+    `request_id` names the consult in the engine's log. `end` is the deadline, in seconds of the
+    monotonic clock; with None, a busy engine is not asked again.
     """
 
     session: str = ""
@@ -80,14 +80,14 @@ class Engine(ABC):
     After `probe`, `vocabulary` holds the engine's ids of the fixed strings
     `edgewise.edge.base.PROBES` (None if it does not tokenize), `described` what it reports of its
     model, and `salted` whether it can keep the prefix caches of tenants apart. `watched`, set by
-    whoever compares vocabularies, are ids of which it must go on making the same text. `connected`
-    is called whenever a connection to a remote engine is opened.
+    whoever compares vocabularies, are ids, and the text to which it must keep decoding them.
+    `connected` is called whenever a connection to a remote engine is opened.
     """
 
     dialect: str
 
     verifies: bool = False
-    """Whether the engine has `verify`."""
+    """Whether the engine implements `verify`."""
 
     reads_once: bool = False
     """Whether a verification is billed as one prompt, not as one for each token."""
@@ -105,15 +105,18 @@ class Engine(ABC):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """Return `n` tokens after `ids`. Some engines leave an end token out: see `with_end`."""
+        """Return at most `n` tokens after `ids`. Raises a `CloudError`.
+
+        Some engines leave an end token out: see `with_end`.
+        """
 
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """Return what the model says of each of the last `count` of `ids`, in `verified`.
+        """Return how likely each of the last `count` ids is to the model, as `Completion.verified`.
 
-        The completion has no tokens. `Verified.id` is the likeliest id even with a temperature,
-        since no engine draws at every position. Raises a `CloudError`.
+        The completion has no tokens. `Verified.id` is the likeliest id even with a temperature, but
+        for a model in this process, which draws an id at each position. Raises a `CloudError`.
         """
         raise CloudRejected(f"The engine at {self.url!r} cannot verify tokens.")
 
@@ -134,7 +137,10 @@ class Engine(ABC):
         """Return the ids of `text` without special tokens; None if the engine does not tokenize."""
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
-        """Return the text of `ids` with visible control tokens, or None. Raises a `CloudError`."""
+        """Return the text of `ids` with visible control tokens; None if the engine cannot.
+
+        Raises a `CloudError`.
+        """
         return None
 
     async def end_text(self) -> str | None:
@@ -143,7 +149,10 @@ class Engine(ABC):
 
     @abstractmethod
     async def describe(self) -> Described:
-        """Return the model's description. Raises a `CloudError` for another server program."""
+        """Return the engine's report on its model.
+
+        Raises a `CloudError` if the engine cannot be reached, or does not serve the named model.
+        """
 
     @abstractmethod
     async def ready(self) -> None:
@@ -154,7 +163,7 @@ class Engine(ABC):
         """Close the connections."""
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        """Return whether a salt can keep prefix caches apart, by completing `ids` if need be."""
+        """Return whether a salt can keep prefix caches apart; `ids` may be sent to find out."""
         return False
 
     async def probe(self) -> None:
@@ -192,7 +201,10 @@ class Engine(ABC):
         return f"{len(PROBES)} strings have the same ids at the engine"
 
     def mismatch(self, what: str) -> VocabularyMismatch:
-        """Return the error for other vocabularies; `what` follows "The cloud model at URL"."""
+        """Return the error for vocabularies that differ.
+
+        `what` says how, and follows the words "The cloud model at URL".
+        """
         return VocabularyMismatch(
             f"The cloud model at {self.url!r} {what}, so their vocabularies differ",
             hint="choose two models of one family, or name its own tokenizer",
@@ -225,7 +237,10 @@ def nobody() -> None:
 
 
 def drawn(sampling: Sampling, position: int) -> Mapping[str, Any]:
-    """Return sampling fields, as most servers name them, with the seed for this `position`."""
+    """Return a request's sampling fields, under the names that most servers have for them.
+
+    The seed is that for `position`, the length of the text or of the ids before the next token.
+    """
     if sampling.greedy:
         return GREEDY
     return {

@@ -38,7 +38,10 @@ def checked_address(url: str) -> str:
 
 
 def require_keyless(url: str, role: str = "cloud") -> None:
-    """Raise `UsageError` for an address with a user or password, which the error does not show."""
+    """Raise `UsageError` for an address with a user or password, which the error does not show.
+
+    `role` is whose address it is, for the error: "cloud" or "edge".
+    """
     try:
         parts = urlsplit(url)
     except ValueError as error:

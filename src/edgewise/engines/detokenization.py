@@ -20,7 +20,7 @@ COMPARE_SECONDS = 20.0
 """Timeout in seconds of the whole comparison; ids compared until then count."""
 
 CONTROL = 2048
-"""How many control tokens and empty ids are compared first, and again after reconnects."""
+"""How many ids of control tokens, or without text, are compared first and after reconnects."""
 
 AT_ONCE = 12_288
 """How many ids one request compares."""
@@ -76,14 +76,16 @@ class Detokenization:
         return ids, "".join(map(self.text, ids))
 
     def missing(self, size: int) -> int | None:
-        """Return the first id from `size` on that has a text, or None."""
+        """Return the first id with a text that an engine with `size` ids lacks, or None."""
         return next((token for token in range(size, self.size) if self.text(token)), None)
 
 
 async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
-    """Compare all ids with the engine's, and return the result as the end of a sentence.
+    """Compare all ids with the engine's; return the result as the end of a sentence.
 
-    Raises `VocabularyMismatch`, or a `CloudError` if the engine cannot be reached.
+    An example is "; all 49,152 ids stand for the same". If the engine does not detokenize, or needs
+    longer than `COMPARE_SECONDS`, the text says so, and how many ids were compared. Raises
+    `VocabularyMismatch`, or a `CloudError` if the engine cannot be reached.
     """
     texts = detokenization_of(tokenizer)
     words = list[int]()
@@ -162,8 +164,9 @@ async def _require_end(engine: Engine, texts: Detokenization) -> None:
 def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:
     """Return where `said`, an engine's text, differs from the expected `own`; None if they agree.
 
-    The result is an excerpt of each. Engines may show broken characters otherwise; with `control`,
-    blanks do not count either, since some engines add them around control tokens.
+    The result is an excerpt of each. Some differences do not count: the number of U+FFFD that stand
+    for an incomplete character; blanks that some engines drop before punctuation; with `control`
+    all blanks, since some engines add them around control tokens.
     """
     one, other = _shown(said, control=control), _shown(own, control=control)
     if one in (other, _tidied(other)):

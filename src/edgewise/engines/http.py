@@ -70,7 +70,10 @@ _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 
 @contextmanager
 def reading(url: str) -> Generator[None]:
-    """Turn a `Fault` that is raised inside the block into a `CloudError` that names `url`."""
+    """Turn a `Fault` (a reply that cannot be used) inside the block into an error that names `url`.
+
+    The error is a `CloudError`.
+    """
     try:
         yield
     except Fault as fault:
@@ -84,7 +87,8 @@ class Endpoint:
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         """Check `url` without connecting. Raises `UsageError` if it is not an address.
 
-        `listed` will hold the names of all served models, once they were requested.
+        `key` is sent as a bearer token. `model` names one of several served models. `listed` will
+        hold the names of all served models, once they were requested.
         """
         self.url, self.model = checked_address(url), model
         self.listed: list[str] = []
@@ -103,7 +107,7 @@ class Endpoint:
         """Send a request and return the reply's body. Raises a `CloudError`.
 
         An overloaded server that names a delay is asked again if `client` waits for that long.
-        `billable`: see `Outgoing.add`.
+        `billable` says whether the provider bills the request.
         """
         if request.body is None:
             return await self._twice(_Sending("GET", request))
@@ -117,7 +121,7 @@ class Endpoint:
         return await self._twice(sending)
 
     def reading(self) -> AbstractContextManager[None]:
-        """Turn a `Fault` that is raised inside the block into a `CloudError`."""
+        """Turn a `Fault` (a reply that cannot be used) inside the block into a `CloudError`."""
         return reading(self.url)
 
     async def _twice(self, sending: "_Sending") -> bytes:
@@ -261,7 +265,7 @@ class HttpEngine(Endpoint, Engine):
             return self.server.detokenized(reply)
 
     async def named(self) -> str | None:
-        """Return the name of the model for requests to tokenize and detokenize."""
+        """Return the model's name for requests to tokenize and detokenize; None to send none."""
         return await self.model_name()
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
@@ -289,7 +293,8 @@ class HttpEngine(Endpoint, Engine):
     async def describe(self) -> Described:
         """Return the engine's report on its model, an empty one if it lists no models.
 
-        Raises `CloudRejected` for an adapter where the engine would answer as its base model.
+        Raises `CloudRejected` if the named model is not served, or is a LoRA adapter in whose place
+        the engine would answer with the base model; another `CloudError` if it is not reached.
         """
         try:
             served = await served_model(self)
@@ -366,7 +371,10 @@ async def served_model(endpoint: Endpoint) -> ListedModel:
 def not_served(
     url: str, model: str | None, names: Sequence[str], status: str = ""
 ) -> CloudRejected:
-    """Return the error for a `model` that is not among `names`; `status` is appended to it."""
+    """Return the error for a `model` that is not among the served models' `names`.
+
+    `status` is what the server said, if it said anything; the message ends with it.
+    """
     listed = f"name one that it serves: {shown(names, str(model))}" if names else "name another"
     return CloudRejected(
         f"{url!r} serves no model {model!r}{status}", hint=listed, setting="cloud_model"
@@ -380,7 +388,7 @@ def model_named(models: Sequence[ListedModel], model: str | None) -> ListedModel
 
 
 def shown(names: Sequence[str], like: str = "") -> str:
-    """Return some of many names for a message, those that resemble `like` first."""
+    """Return some of many names as text for a message, with those first that resemble `like`."""
     close = difflib.get_close_matches(like, names[:_MOST_COMPARED], _MOST_SHOWN, cutoff=0.5)
     some = list(dict.fromkeys([*close, *names]))[:_MOST_SHOWN]
     listed = ", ".join(repr(name[:LONGEST_NAME]) for name in some)
@@ -388,9 +396,10 @@ def shown(names: Sequence[str], like: str = "") -> str:
 
 
 class Declined(CloudRejected):
-    """The server declined the request by its HTTP status.
+    """The server declined the request by its HTTP status, such as 400.
 
-    `said` is its reason in words. `elsewhere`: it has nothing at this path (404, 405).
+    `said` is its reason in words. `elsewhere` is True for status 404 or 405: the server has nothing
+    at this path.
     """
 
     said: str = ""
@@ -398,13 +407,13 @@ class Declined(CloudRejected):
 
 
 class Redirected(CloudRejected):
-    """The address redirects elsewhere, to anybody perhaps: keys and prompts are not sent there."""
+    """The server redirects to another address, to which neither key nor prompt is sent."""
 
 
 def not_now(
     url: str, status: int, request_id: str | None = None, later: float | None = None
 ) -> CloudError | None:
-    """Return the error for a status about address, key or overload; None for any other.
+    """Return the error for an HTTP status about address, key or overload; None for any other.
 
     `later` are the seconds of the `Retry-After` header.
     """

@@ -31,7 +31,10 @@ _UNKNOWN = ""
 
 
 class Place(NamedTuple):
-    """The number of the slot for a request; `reuse` if no other tenant's prompt is in that slot."""
+    """The number of the slot for a request, and whether the request may reuse its KV cache.
+
+    `reuse` is False if the slot may hold the prompt of another tenant.
+    """
 
     slot: int
     reuse: bool
@@ -136,9 +139,9 @@ class LlamaServerEngine(HttpEngine):
     ) -> Completion:
         """Verify as `Engine.verify`, at the cost of writing the ids: a decode step for each.
 
-        The server declines ids with an end token inside, an old one declines all, and it reports
-        nothing of tokens that its own draft model wrote. In these cases the ids are verified one at
-        a time.
+        The server declines ids with an end token before the last; an old version declines several
+        ids at once; and no version reports on tokens that its own draft model wrote. In these cases
+        the ids are verified one at a time.
         """
         try:
             return await super().verify(ids, count, sampling, client)

@@ -116,8 +116,8 @@ class TextEngine(Endpoint):
     async def describe(self) -> Described:
         """Return the model that answers: the named one, else the only one that the API lists.
 
-        Raises a `CloudError` if none is named and the API does not list exactly one, or if a known
-        program does not list the named one. Other APIs may leave models out of their list.
+        Raises a `CloudError` if none is named and the API does not list exactly one, or if the list
+        of a program with an `owner` lacks the named one. Other APIs may leave models out of it.
         """
         # It may have been started anew, with another template.
         self._rendered.clear()
@@ -275,7 +275,10 @@ class TextEngine(Endpoint):
 
 
 def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages as chat APIs take them. Raises `CloudRejected` for an answer at the end."""
+    """Return messages as chat APIs take them; the API is at `url`, which errors name.
+
+    Raises `CloudRejected` if there is no message, or if the last one is an assistant's.
+    """
     if not messages:
         raise CloudRejected(f"There is no message to send to {url!r}.")
     if messages[-1].role == "assistant":

@@ -18,7 +18,7 @@ CHECK_SECONDS = 10.0
 """Timeout in seconds of a repeated check."""
 
 FRESH_SECONDS = 1.0
-"""Seconds after the begin of a check in which its result counts, and no other is begun."""
+"""Seconds after the begin of a check in which its result still counts: no other is begun."""
 
 
 class VocabularyCheck:
@@ -41,7 +41,10 @@ class VocabularyCheck:
         self._last: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Check now, or wait for the check under way. Raises a `CloudError`, or as `accept`."""
+        """Check now, or wait for the check under way.
+
+        Raises a `CloudError`, or what `accept` raises.
+        """
         await _finished(self._start())
 
     async def complete(

@@ -1,4 +1,4 @@
-"""Anthropic's `/v1/messages`: Claude, and APIs in its form. They give whole replies only."""
+"""Anthropic's `/v1/messages`: Claude, and APIs in its form. They continue no started answer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

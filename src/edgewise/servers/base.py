@@ -134,7 +134,7 @@ class ListedModels(msgspec.Struct, frozen=True):
 
 
 def named(names: Sequence[str], model: str | None) -> str | None:
-    """Return the entry of `names` that is `model`, or Ollama's `model:latest`; None without one."""
+    """Return `model`, or `model:latest` as Ollama writes it, if it is in `names`; else None."""
     return next((name for name in (model, f"{model}:latest") if name and name in names), None)
 
 
@@ -153,8 +153,9 @@ class _Text(msgspec.Struct):
 class Wanted(NamedTuple):
     """A request to a cloud model in ids: continue `ids` with `n` tokens, or score the last `n`.
 
-    `drawn` holds sampling fields. `session` is a routing key, by which a fleet router finds the
-    replica with a warm prefix cache. `salt` separates the prefix caches of tenants.
+    `model` is the served model's name, None to leave it to the server. `drawn` holds sampling
+    fields. `session` is a routing key, by which a fleet router finds the replica with a warm prefix
+    cache. `salt` separates the prefix caches of tenants.
     """
 
     ids: Sequence[int]
@@ -191,11 +192,17 @@ class IdServer(ABC):
         """Return the completion in a reply to `complete`. Raises `Fault`."""
 
     def score(self, asked: Wanted) -> Request:
-        """Return the request for what the model says of each of the last `asked.n` ids."""
+        """Return the request to score the last `asked.n` ids.
+
+        The reply holds the logprob of each, and the likeliest id in its place with its logprob.
+        """
         raise NotImplementedError
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
-        """Return the verification of `block`, the last ids sent, from a reply. Raises `Fault`."""
+        """Return the verification in a reply to `score`; `block` are the ids that were scored.
+
+        Raises `Fault`.
+        """
         raise NotImplementedError
 
     def tokenize(self, text: str, model: str | None) -> Request:
@@ -301,12 +308,12 @@ class TextServer(ABC):
         raise NotImplementedError
 
     def control(self, text: str) -> str | None:
-        """Return the first part of `text` that the server would parse as a control token."""
+        """Return the first part of `text` that the server reads as a control token, or None."""
         return None
 
 
 class NextToken(NamedTuple):
-    """A token that an edge model's server wrote, and the likeliest candidates in its place (`top`).
+    """A token that an edge model's server wrote, and the likeliest tokens at its place (`top`).
 
     A token is its id, or its bytes if the server reports no ids. `top` holds (token, logprob) in
     any order; the logprob is None where the probability is 0, since JSON has no infinity.
@@ -320,7 +327,8 @@ class Event(NamedTuple):
     """A part of a streamed answer: the tokens (`rows`) and the `text` of all of them together.
 
     `ended`: the model ended its answer here. `over`: the stream sends nothing more. `so_far`: how
-    many tokens were written, for a server that also counts tokens it sends no row for; else None.
+    many tokens the server has written in all, if it reports that; None otherwise. If these are more
+    than the rows so far, the stream left tokens out.
     """
 
     rows: Sequence[NextToken] = ()
@@ -333,10 +341,11 @@ class Event(NamedTuple):
 class ServedModel(NamedTuple):
     """A model that an edge server serves, by the server's own report.
 
-    `address` is where the model's tokenizer may be found. `context` is the most ids of prompt and
-    answer together, 0 if only a loaded model reports one. `slots` is how many answers are decoded
-    at once, None for a server that queues further requests. `size` is the number of ids in the
-    vocabulary, `parameters` the number of weights.
+    `address` names the model's files, from which its tokenizer may be read: a path, or for example
+    `ollama:NAME`. `context` is the most ids of prompt and answer together, 0 if only a loaded model
+    reports one. `slots` is how many answers are decoded at once, None for a server that queues
+    further requests. `size` is the number of ids in the vocabulary, `parameters` the number of
+    weights.
     """
 
     name: str
@@ -351,8 +360,9 @@ class ServedModel(NamedTuple):
 class WantedStream(NamedTuple):
     """A request to an edge server: at most `tokens` greedy tokens after `prompt`.
 
-    `top` is how many candidates to report for each. `seed` marks the session's requests in a list
-    of slots. With `stream` False the reply comes whole.
+    `top` is how many candidates to report for each. `seed`, which greedy decoding does not use,
+    marks the session's requests in the server's list of slots (`EdgeServer.slots`). With `stream`
+    False the reply comes whole.
     """
 
     model: ServedModel
@@ -370,7 +380,7 @@ class EdgeServer(ABC):
     how many the server reports at most. `takes_text`: it continues a text, not ids. `joins`: for a
     character of several tokens it reports candidates of the last token only. `chunk`: it reports
     candidates in whole replies only, so it is asked for that many tokens at a time. `asks` are the
-    requests whose replies identify the program; a server without a reply to the first is another.
+    requests whose replies identify the program; one that declines the first is another program.
     """
 
     program: ClassVar[str]
@@ -401,15 +411,16 @@ class EdgeServer(ABC):
 
     @abstractmethod
     def metered(self, data: bytes) -> tuple[int, int | None]:
-        """Return a prompt's tokens, and how many were computed (or None), from a whole reply.
+        """Return from a whole reply how many tokens the prompt had, and how many were computed.
 
-        Raises `Fault`.
+        The second is None if the server does not report it. Raises `Fault`.
         """
 
     def single(self, asked: WantedStream, end: int) -> Request | None:
-        """Return the request for one token that the stream told no candidates of.
+        """Return the request for one token of which the stream reported no candidates.
 
-        `end` is the end-of-sequence id. None: the ordinary stream is requested again, from there.
+        `end` is the end-of-sequence id. None means that no special request is needed: then the
+        ordinary stream is requested from that token on.
         """
         return None
 
@@ -425,10 +436,11 @@ class EdgeServer(ABC):
         return ()
 
     def context(self, model: ServedModel, *replies: bytes | None) -> tuple[int, str]:
-        """Return the most ids of prompt and answer, and the server settings that are not used.
+        """Return the most ids of prompt and answer, and which settings of the model are ignored.
 
-        Both come from the `replies` to `loaded`; the settings are a list of names in words, such as
-        "TEMPLATE, SYSTEM". Raises `UsageError` if the wanted context is larger than the server's.
+        Both come from the `replies` to `loaded`. The settings are those that the server keeps with
+        the model and Edgewise does not use, as text such as "TEMPLATE, SYSTEM". Raises `UsageError`
+        if the wanted context is larger than the server's.
         """
         return model.context, ""
 

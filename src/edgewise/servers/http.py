@@ -71,7 +71,10 @@ def hung_up(error: BaseException) -> bool:
 
 
 def why(error: BaseException) -> str:
-    """Return a short phrase for an error; else the system's message or the name of its class."""
+    """Return a short phrase that says why a connection failed with `error`.
+
+    For an unknown error this is the system's message, or the name of the error's class.
+    """
     causes = list(_causes(error))
     for kind, said in _WHY:
         if any(isinstance(cause, kind) for cause in causes):

@@ -161,7 +161,10 @@ class LlamaCppServer(IdServer, EdgeServer):
         return Request("/completion", {**body, **_named(model)}, len(ids))
 
     def slot(self, data: bytes) -> tuple[int, int | None]:
-        """Return a reply's slot number and cached prompt tokens (or None). Raises `Fault`."""
+        """Return the slot that replied, and how many prompt tokens it had cached (None: unknown).
+
+        Raises `Fault`.
+        """
         reply = decoded(data, _Reply)
         return reply.id_slot, reply.timings.cache_n
 

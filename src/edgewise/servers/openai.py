@@ -213,7 +213,10 @@ class VllmServer(IdServer, LmStudioServer):
         )
 
     def score(self, asked: Wanted) -> Request:
-        """Return a request of one prompt per id to score; its last id alone is not in the cache."""
+        """Return a request with a prompt for each id to score: all ids that precede it.
+
+        Each prompt has one id more than the last, so the prefix cache holds the rest.
+        """
         ids = asked.ids
         prompts = [ids[:end] for end in range(len(ids) - asked.n, len(ids))]
         one = self.complete(asked._replace(n=1, drawn=GREEDY))

@@ -107,8 +107,9 @@ def completion_of(
     """Return a `Completion` of `ids`.
 
     `tops` holds the candidates (id, logprob) of each id. `prompt` and `cached` are the engine's
-    counts of prompt tokens, and of those among them from its cache; `seconds` is its own time. If
-    the model ended its answer (`stopped`), a last row in excess, that of an end token, is dropped.
+    counts of prompt tokens, and of those among them from its cache; `seconds` is the time that it
+    reports. If the model ended its answer (`stopped`), a last row in excess, that of an end token,
+    is dropped.
     """
 
     def kept(rows: Sequence[_T]) -> Sequence[_T]:

@@ -103,7 +103,10 @@ def checked(
     own: Tokenizer | None = None,
     context_filter: ContextFilter | None = None,
 ) -> CloudModel:
-    """Return `adapted(...)` after `check_vocabulary`; if either raises an error, close `cloud`."""
+    """Return `adapted` of the same arguments, after its `check_vocabulary`.
+
+    If either raises an error, `cloud` is closed.
+    """
     try:
         model = adapted(cloud, edge, own, context_filter)
         model.check_vocabulary(edge)

@@ -43,10 +43,10 @@ from edgewise.prompts.tool_formats import markers
 from edgewise.servers.replies import THINK
 
 WORD = 8
-"""Tokens per request for one word, from a cloud model elsewhere: enough for 19 words of 20."""
+"""Tokens that a request for one word asks a remote cloud model for: enough for 19 words of 20."""
 
 STEP = 2
-"""Tokens per request from a model in this process, where asking again costs no round trip."""
+"""Tokens that a request asks a model in this process for: asking again costs no round trip."""
 
 LONGEST = 32
 """Tokens written by the cloud after which a word that is not complete is given up."""
@@ -64,7 +64,7 @@ class AdaptedCloud(CloudModel):
     """Base class of cloud models of another vocabulary, whose text a context filter may redact."""
 
     step: int | None = None
-    """Tokens of each request; None for as many as the wanted words may take."""
+    """Tokens that each request asks for; None for as many as the wanted words may take."""
 
     def __init__(self, name: str, edge: Tokenizer, context_filter: ContextFilter | None) -> None:
         """`edge` is the edge model's tokenizer; without `context_filter` nothing is hidden."""
@@ -73,8 +73,10 @@ class AdaptedCloud(CloudModel):
         self.filtered = f", {context_filter.name}" if context_filter else ""
 
     def budget(self, words: int) -> tuple[int, int]:
-        """Return the tokens to ask for in each request of a consult for `words` words, and the
-        total after which no further request is made."""
+        """Return how many tokens each request of a consult for `words` words asks for, and a limit.
+
+        Once replies have this many tokens in all, no further request is made.
+        """
         further = FURTHER * (words - 1)
         return self.step or min(WORD + further, AT_ONCE), LONGEST + further
 
@@ -99,7 +101,7 @@ class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
     """What one of the requests of a consult brought.
 
     `data` is the new text in UTF-8, and may end inside a character; `ended` says whether the cloud
-    ended the answer there; `size` is the tokens that count towards the consult's limit.
+    ended the answer there; `size` is how many tokens count towards the limit of the consult.
     """
 
     data: bytes
@@ -110,9 +112,9 @@ class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
 class AdaptedSession(CloudSession, ABC):
     """Base class of sessions with a cloud model of another vocabulary.
 
-    Subclasses set how the cloud reads an answer: `puts_blanks`, as if a blank stood before it;
-    `holds_lines`, so that line ends at its end are not sent; `leaves_thoughts`, so that a finished
-    block of reasoning is not sent. These are valid once `begin` was called.
+    Subclasses set three attributes at the latest in `begin`. `puts_blanks`: the cloud reads an
+    answer as if a blank stood before it. `holds_lines`: line ends at the answer's end are held
+    back, as blanks always are. `leaves_thoughts`: a finished block of reasoning is not sent.
     """
 
     puts_blanks = holds_lines = leaves_thoughts = False

@@ -1,7 +1,7 @@
 """A cloud model behind an API that takes and returns text: it continues the answer as text.
 
-A few fixed requests find out how an API continues a started answer. That a model continues with
-unexpected words proves nothing; only one that starts the answer over is refused.
+A few fixed requests find out how an API continues a started answer. An API is refused if its
+model starts the answer over, but not because the model continues with unexpected words.
 """
 
 import asyncio
@@ -116,7 +116,10 @@ class TextCloud(ApiCloud):
         return self.vocabulary_check
 
     async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
-        """Send a request; return the reply. Raises a `CloudError`, also if the model changed."""
+        """Send a request and return the reply.
+
+        Raises a `CloudError`, also if the API begins to serve another model meanwhile.
+        """
         try:
             await self._recheck()
             served = self._served
@@ -214,7 +217,7 @@ def billed(reply: TextContinuation, most: int) -> Completion:
 
 
 class Probe:
-    """Finds out, by a few fixed requests, how an API continues a started answer."""
+    """Finds out, by a few fixed requests, whether and how an API continues a started answer."""
 
     def __init__(self, engine: TextEngine) -> None:
         self._engine = engine

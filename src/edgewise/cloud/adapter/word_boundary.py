@@ -17,7 +17,7 @@ from edgewise.errors import NothingUsable
 BLANKS = " \t"
 
 REPEATED = 24
-"""Characters of an answer's beginning that, in a reply, are no coincidence but a repetition."""
+"""A reply that begins with this many characters of the answer's beginning is a repetition."""
 
 _CONTEXT = 32
 """Ids before a place that are read to judge it."""
@@ -91,8 +91,9 @@ def kept(
 
     `held` are the blanks that the answer already ends with: they are removed. `ended` says whether
     the cloud ended the answer there; otherwise the last word is complete only if another begins
-    after it. `whole` are places, (start, end) in characters, inside which no word ends. The text
-    ends before an incomplete character, or U+FFFD, which stands for one.
+    after it. `whole` are places, (start, end) in characters, inside which no word ends: a private
+    word that replaced a placeholder, for example. The returned text ends before an incomplete
+    character, or U+FFFD, which stands for one.
     """
     read = characters(reply)
     ended = ended and len(read.encode()) == len(reply)
@@ -180,7 +181,7 @@ class Reasoning:
         return block == "over" and not self._text(left).strip()
 
     def parted(self, ids: Sequence[int], start: int) -> tuple[Block, Sequence[int]]:
-        """Return the state of the block, and the ids inside it if it is open, else those after it.
+        """Return the block's state (`Block`), and the ids in it if it is open, else those after it.
 
         The answer begins at index `start` of `ids`. An opening tag counts as inside the block.
         """
@@ -217,8 +218,9 @@ class WordBoundaries:
     def __init__(
         self, edge: Tokenizer, cloud: Tokenizer | None = None, *, reasons: bool | None = None
     ) -> None:
-        """A boundary is where both tokenizers split the text; without `cloud`, where a word begins.
+        """`edge` and `cloud` are the two models' tokenizers.
 
+        The cloud may be asked where both split the text; without `cloud`, where a word begins.
         `reasons` is for a cloud model that is not sent finished reasoning: whether it can continue
         inside an open block of it. None is for one that is sent everything.
         """
@@ -228,7 +230,7 @@ class WordBoundaries:
     def refused(
         self, ids: Sequence[int], start: int, token: int, *, divided: bool = False
     ) -> Literal["mid_word", "reasoning"] | None:
-        """Return why the cloud model may not be asked after `ids`; None if it may.
+        """Return why the cloud model may not be asked after `ids`, as `Token.reason`; else None.
 
         The answer begins at index `start` of `ids`. `token` is the edge model's next token, which
         shows whether the word before it is complete. With `divided`, a completion of the cloud
