@@ -31,7 +31,7 @@ HELP = """\
 /share 5%         how many of the tokens the cloud may write from now on; alone: how many now
 /mode pair        who writes: pair, edge or cloud
 /why              the last answer's routed or corrected tokens, and both models' candidates
-/local            nothing from here on is sent to the cloud, in later turns neither
+/local            from here on only clouds that you trust are sent anything, in later turns too
 /save FILE        write the conversation to FILE as JSON
 /new              begin a new conversation
 /help, /quit      Ctrl-C interrupts an answer, Ctrl-D leaves"""
