@@ -104,7 +104,10 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Return the nearest cloud's address, "none" without one; for a provider's model its URL."""
+    """Return the address of the first cloud of the settings, "none" without one.
+
+    For the name of a hosted model (gpt-5-mini) it is the URL of the provider.
+    """
     if settings.cloud is not None:
         first = each(settings.cloud)[0]
         return first if (known := hosted(first)) is None else known[0]
@@ -117,10 +120,11 @@ def nearest_cloud(settings: Settings) -> str:
 
 
 def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[Settings]:
-    """Return the settings of each cloud, nearest first; `clouds` are their addresses, where known.
+    """Return the settings of each cloud, nearest first.
 
-    With several clouds a connection setting has one value for each, separated by commas, so that no
-    key goes to the wrong cloud. Text for trusted clouds is not redacted. Raises `UsageError`.
+    `clouds` are their addresses; by default those of the settings. With several clouds a connection
+    setting has one value for each, separated by commas, so that no key goes to the wrong cloud.
+    Text for trusted clouds is not redacted. Raises `UsageError`.
     """
     clouds = clouds or each(settings.cloud or cloud_address(settings))
     own = [{"cloud": one} for one in clouds] if len(clouds) > 1 else [{}]
@@ -206,7 +210,10 @@ def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:
-    """Return a name for the last of these checked `clouds`, which depends on those before it."""
+    """Return a name for the last of `clouds`, under which its tuned thresholds are stored.
+
+    It names all of them, since those depend on the clouds before it. The clouds must be checked.
+    """
     return ",".join(cloud.identity() for cloud in clouds)
 
 
@@ -265,10 +272,11 @@ def context_filter(settings: Settings) -> ContextFilter | None:
 def verification(
     settings: Settings, edge: EdgeModel | None = None, cloud: CloudModel | None = None
 ) -> Literal["off", "on", "exact"]:
-    """Return how the nearest cloud verifies: as set; for "auto" it does if nothing is against it.
+    """Return how the nearest cloud verifies draft tokens: as the setting `verify` says.
 
-    A price is, since each block bills the prompt. Without models the settings alone decide. Raises
-    `UsageError` if what is set is impossible, or verification is off and the cloud can only read.
+    "auto" is "on" unless a model or another setting rules that out; a price does, since each block
+    bills the prompt. Without `edge` and `cloud` the settings alone decide. Raises `UsageError` if
+    what is set is impossible, or if the cloud can only read passages and verification is off.
     """
     against = [*_against_verifying(settings, edge, cloud)]
     reads = cloud is not None and cloud.reads_passages
@@ -358,7 +366,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
 
 def chosen_router(settings: Settings, edge: EdgeModel) -> str:
-    """Return the router's name: as set, else one for this edge model, else one without training."""
+    """Return the router's name: as set, else a packaged one for this edge model, else untrained."""
     if settings.router not in (None, AUTO):
         return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
@@ -380,10 +388,11 @@ def known_router(edge: EdgeModel) -> Path | None:
 def starts_of(
     settings: Settings, router: Router, card: RouterCard | None, edge: EdgeModel
 ) -> Mapping[str, float]:
-    """Return the controller's first thresholds by cloud share (text, "0.05") or `KEEP`.
+    """Return the router's thresholds by cloud share (text, "0.05") or `KEEP`, to start from.
 
     They were tuned for this pair, are in the router's `card`, or are measured on the edge's own
-    texts. Empty where the settings leave nothing to control.
+    texts. Empty where the settings fix the threshold or a share of 0 or 1, name no cloud, or
+    let it verify.
     """
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
     if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
@@ -426,10 +435,11 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
 
 
 def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
-    """Return the policy: a fixed threshold, or a cloud share and its threshold in `starts`.
+    """Return the policy of the settings: with a fixed threshold, or with a cloud share.
 
-    Without either in the settings, the threshold of `edgewise tune --keep` is fixed, if there is
-    one. Where the cloud verifies there is a share, or none if that is exact.
+    `starts` are the thresholds of `starts_of`. With a share the policy begins at its threshold
+    there. If the settings have neither, the threshold that `edgewise tune --keep` found is fixed,
+    else there is a default share. Where the cloud verifies there is a share, unless it is "exact".
     """
     share, fixed = settings.cloud_share, settings.threshold
     verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify
