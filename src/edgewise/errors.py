@@ -67,7 +67,7 @@ class UsageError(EdgewiseError):
 
 
 def require(holds: bool, setting: str, bound: str, value: object) -> None:
-    """Raise `UsageError` unless `holds`: the `setting` must be `bound` (words), not `value`."""
+    """Raise `UsageError` unless `holds`, saying "`setting` must be `bound`, not `value`"."""
     if not holds:
         said = setting.replace("_", "-")
         raise UsageError(f"{said} must be {bound}, not {value}", setting=setting)

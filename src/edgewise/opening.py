@@ -104,10 +104,7 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Return the address of the first cloud of the settings, "none" without one.
-
-    For the name of a hosted model (gpt-5-mini) it is the URL of the provider.
-    """
+    """Return the first cloud's address, "none" without one; for a hosted model the API's URL."""
     if settings.cloud is not None:
         first = each(settings.cloud)[0]
         return first if (known := hosted(first)) is None else known[0]
@@ -210,10 +207,7 @@ def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:
-    """Return a name for the last of `clouds`, under which its tuned thresholds are stored.
-
-    It names all of them, since those depend on the clouds before it. The clouds must be checked.
-    """
+    """Return the `clouds`' identities as one name, by which thresholds of the last are stored."""
     return ",".join(cloud.identity() for cloud in clouds)
 
 
@@ -265,7 +259,7 @@ def open_cloud(
 
 
 def context_filter(settings: Settings) -> ContextFilter | None:
-    """Return the filter of text for the cloud; None without redaction. Raises `UsageError`."""
+    """Return the filter that redacts what a cloud is sent; None without. Raises `UsageError`."""
     return filter_of(settings.redact)
 
 
@@ -274,9 +268,10 @@ def verification(
 ) -> Literal["off", "on", "exact"]:
     """Return how the nearest cloud verifies draft tokens: as the setting `verify` says.
 
-    "auto" is "on" unless a model or another setting rules that out; a price does, since each block
-    bills the prompt. Without `edge` and `cloud` the settings alone decide. Raises `UsageError` if
-    what is set is impossible, or if the cloud can only read passages and verification is off.
+    "auto" is "on" unless a model or another setting rules that out. (A price does, since each block
+    bills the prompt, but not for a cloud that can only read passages.) Without `edge` and `cloud`
+    the settings alone decide. Raises `UsageError` if what is set is impossible, or if the cloud can
+    only read passages and verification is off.
     """
     against = [*_against_verifying(settings, edge, cloud)]
     reads = cloud is not None and cloud.reads_passages
@@ -459,7 +454,7 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
 
 
 def make_billing(settings: Settings) -> Billing | None:
-    """Return costs and limits at the settings' price, or None without one. Raises `UsageError`."""
+    """Return the settings' price and limits as a `Billing`; None without. Raises `UsageError`."""
     if settings.price is None:
         for name in ("max_cost", "max_cost_day"):
             if getattr(settings, name) is not None:

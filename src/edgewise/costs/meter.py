@@ -118,7 +118,7 @@ class Billing:
 
 
 VERDICT = 32
-"""The output tokens of most verdicts on passages."""
+"""The output tokens that a verdict on a passage is expected to have."""
 
 
 class CloudTokens:

@@ -17,7 +17,7 @@ from edgewise.loop.one_cloud import CloudConsults, Flight, Refusal
 class Clouds:
     """All requests of an answer to its clouds. To the decoding loop they act as one cloud.
 
-    Drafts send requests to the nearest cloud only, and only that cloud is prefetched to.
+    The nearest is the first of them. Drafts send requests to it only, as do prefetches.
     """
 
     def __init__(self, clouds: Sequence[CloudConsults], *, cap: int | None) -> None:

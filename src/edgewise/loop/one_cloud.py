@@ -23,7 +23,7 @@ from edgewise.loop.state import Rules
 from edgewise.prompts import Prompt
 
 TIER_THRESHOLD, TIER_SHARE = 0.5, 0.01
-"""The default threshold and cloud share of a cloud after the nearest."""
+"""The default threshold and cloud share of a cloud after the first, which is the nearest."""
 
 TIER_CREDIT = 4.0
 """Tokens that such a cloud may write before its share has earned them; an answer may use half."""
@@ -134,7 +134,10 @@ class CloudConsults:
         self._flights: dict[int, Flight] = {}
 
     def prefetch(self, ids: Sequence[int], budget: Budget) -> None:
-        """Send the cloud the answer so far, ahead of requests for tokens, if that may save time."""
+        """Send the cloud `ids`, the answer so far, so that it reads them before it is asked.
+
+        Nothing is sent where `budget` or an open circuit breaker rules requests out.
+        """
         if not self._policy.may_ask(budget) or self._breaker.is_open:
             return
         if under_way := self._session.prefetch(ids, self.sent.prefetch):

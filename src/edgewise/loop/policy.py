@@ -58,8 +58,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """How much the cloud may still write; changes with every token of an answer (part of `State`).
 
     `bucket` is the level of the token bucket, in tokens that the cloud may write now; below 0 it is
-    a debt. `reserve` is what other answers of the pair hold or left beside it. `charged` counts the
-    tokens that count against the answer's cap.
+    a debt. `reserve` is the rest of the pair's bucket: what other answers hold, and what none has
+    taken. `charged` counts the tokens that count against the answer's cap.
     """
 
     bucket: float = INITIAL_BUCKET
@@ -317,7 +317,8 @@ class SharedBudget:
 class Escalation:
     """Chooses which answers the cloud writes whole: those whose beginning the edge doubts most.
 
-    The measure is the mean entropy of an answer's first passage, in nats. Thread-safe.
+    The measure is the mean entropy of an answer's first passage, in nats. Each answer weighed earns
+    `share` of a whole one, and each that the cloud is to write spends one. Thread-safe.
     """
 
     def __init__(self, share: float) -> None:

@@ -18,7 +18,8 @@ from edgewise.settings import unmarked
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MISSED = 0.1
-"""A realised cloud share that misses the wanted one by more than this fraction is warned of."""
+"""`RouterCard.warnings` names a realised cloud share that misses its target by more than this
+fraction of the target."""
 
 MAX_CONFIG = 1 << 20
 
