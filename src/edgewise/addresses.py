@@ -112,7 +112,7 @@ def with_scheme(address: str) -> str:
 
 
 def without_endpoint(url: str) -> str:
-    """Return a server's URL, or the path of one, without an API's `/v1` or endpoint at its end."""
+    """Return a server's URL, or a URL's path, without an API's `/v1` or endpoint at its end."""
     # Only the end is cut: no parser changes the rest between a check and a connection.
     return _ENDPOINT.sub("", url).rstrip("/")
 

@@ -310,7 +310,7 @@ class CloudConsults:
         return len(stale)
 
     def close(self) -> None:
-        """End the answer: cancel requests in flight, return the rest of the budget."""
+        """End the answer: cancel requests in flight, return the rest of the budget to the tier."""
         self._closed = True
         self.drop()
         self._earn()

@@ -95,9 +95,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     latency. Up to `speculate` draft tokens are written while a request is in flight.
 
     With `verify` the cloud reads every token of the edge's instead, and no router is asked. The
-    cloud corrects a token whose ratio (`Verified.ratio`) is too low; the bucket moves this limit
-    from answer to answer, but never ends verification within one. "exact" corrects every token that
-    is not the cloud's own choice. Creating a policy raises `UsageError` for a value out of range.
+    cloud corrects a token whose ratio (`Verified.ratio`) is too low; the bucket's level moves this
+    limit, but an empty bucket ends no verification of single tokens within an answer. "exact"
+    corrects every token that is not the cloud's own choice. Creating a policy raises
+    `UsageError` for a value out of range.
     """
 
     threshold: float = 0.5
@@ -257,7 +258,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return tokens if self.max_cloud_tokens is None else min(tokens, self._room(budget))
 
     def charged(self, budget: Budget, tokens: int) -> Budget:
-        """Return the budget after `tokens` were asked for."""
+        """Return the budget after `tokens` were asked for: off the bucket, and against the cap."""
         return replace(budget, bucket=budget.bucket - tokens, charged=budget.charged + tokens)
 
     def after_token(self, budget: Budget) -> Budget:
@@ -341,7 +342,7 @@ class Escalation:
             return uncertainty >= least and self._spent()
 
     def rejected(self) -> bool:
-        """Whether the cloud is to write all of an answer whose first passage it rejected."""
+        """Whether the cloud is to write all of an answer whose first passage the cloud rejected."""
         with self._lock:
             return self._spent()
 

@@ -234,7 +234,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple["State", str]:
         """Return the state after one more token, and the text that can be shown for it.
 
-        `by` is the model that wrote it and `reason` says why; None for a draft not yet decided on.
+        `by` is the model that wrote it. `reason` says why that model did; it is None for a draft on
+        which nothing is decided yet.
         """
         ended = token in rules.tokenizer.eos_ids
         if self.unwritten:

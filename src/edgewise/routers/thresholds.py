@@ -34,7 +34,7 @@ PROMPTS = (
     "Write a short letter to a neighbour whose dog barks at night.",
 )
 TOKENS = 40
-"""The greatest length of each answer."""
+"""The greatest length, in tokens, of each answer to one of `PROMPTS`."""
 
 KEEP = "keep"
 """The key, among cloud shares, of the threshold that `edgewise tune --keep` found."""
