@@ -88,7 +88,7 @@ _USER_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "state": ("XDG_STATE_HOM
 
 
 def bundled(part: Part) -> Path:
-    """Return the path of a file or folder that ships with Edgewise: its model pair, its routers."""
+    """Return the path of a bundled model (GGUF), the bundled router's folder, or all routers'."""
     name = part if part.startswith("router") else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
@@ -112,7 +112,7 @@ def with_scheme(address: str) -> str:
 
 
 def without_endpoint(url: str) -> str:
-    """Return a server's URL, or the path of one, without an API's `/v1` or endpoint at its end."""
+    """Return a server's URL, or a URL's path, without an API's `/v1` or endpoint at its end."""
     # Only the end is cut: no parser changes the rest between a check and a connection.
     return _ENDPOINT.sub("", url).rstrip("/")
 
@@ -171,8 +171,8 @@ def hub_address(address: str) -> HubAddress | None:
 def resolve(address: str, role: Role) -> Path:
     """Return the GGUF file that `address` names, downloaded if need be.
 
-    `role` says which of the bundled models "bundled" is, and which setting errors name. Raises
-    `AddressError`.
+    `role` is the setting that errors name, and says whether the address "bundled" means the edge
+    model or the cloud model. Raises `AddressError`.
     """
     if address == "bundled":
         return bundled("edge" if role == "edge" else "cloud")

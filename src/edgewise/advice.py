@@ -30,10 +30,12 @@ PROMPT, ANSWER = 500, 300
 """Tokens of the prompt and of the answer in the typical conversation."""
 
 TYPICAL_CHANGED = 0.5
-"""The share d of consults that change the edge's token, where unmeasured: docs/results.md."""
+"""The share d of consults that change the edge's token, assumed without a measurement of the pair:
+docs/results.md."""
 
 CORRECTED, BLOCK = {"on": 0.034, "exact": 0.062}, 5
-"""By `verify`, the share of tokens that the cloud corrects; tokens in a block: docs/results.md."""
+"""For either value of `verify` the share of tokens that the cloud corrects, and the tokens of a
+verified block: docs/results.md."""
 
 System = Literal["edge", "routing", "streaming"]
 
@@ -53,7 +55,8 @@ _WRITTEN = (
     "Write a letter to a neighbour whose dog barks at night.",
 )
 DECODED = 60
-"""Tokens of a system's answers to these prompts in all; one answer may take `_LONGEST` seconds."""
+"""The most tokens that a system writes while `decoded` times it, over all prompts. An answer is cut
+once it has taken `_LONGEST` seconds."""
 _LONGEST = 10.0
 _SPAN = 5
 # Both models share the machine: for less than this, the better words are worth more.
@@ -219,9 +222,10 @@ def _ms(seconds: float) -> str:
 def decoded(
     pair: Decoder, cloud: CloudModel, done: Callable[[], None] = lambda: None
 ) -> DecodedPace:
-    """Time two answers of the edge, the pair and the cloud alone, in turn, then in reverse.
+    """Time answers of the edge alone, the pair and the cloud alone to two prompts.
 
-    `done` is called after each of the six answers. Raises a `CloudError`.
+    They answer the first prompt in this order, the second in reverse. `done` is called after each
+    of the six answers. Raises a `CloudError`.
     """
     most, budgets = DECODED // len(_WRITTEN), [Budget()]
 
@@ -348,12 +352,14 @@ def cloud_alone(conditions: MeasuredConditions) -> float | None:
 
 
 def excess(conditions: MeasuredConditions) -> float:
-    """Return the seconds that a consult adds to an answer while the edge speculates.
+    """Return the seconds that a consult, or a verified block's correction, adds to an answer.
 
-    A completion that differs from the edge's token is waited for in full: d (RTT + c). For an
-    accepted one the answer waits only once the drafts end; the first draft is the token asked for,
-    whose step is done. A correction is waited for, and drops the drafts behind it: half a block,
-    and what its trip hid.
+    A consult: for a completion that differs from the edge's token, as a share d of them does, the
+    answer waits in full. For one that agrees it waits only for what is left when the edge has made
+    `speculate` drafts; the first draft is the token asked for, whose step is done already.
+
+    A correction: the answer waits for the block's verdicts, and all drafts behind the corrected
+    token are lost. So the whole verification counts, and the steps of half a block.
     """
     if conditions.verify is not None:
         return conditions.verify + conditions.step * (BLOCK + 1) / 2
@@ -364,10 +370,11 @@ def excess(conditions: MeasuredConditions) -> float:
 def cost_over_streaming(conditions: MeasuredConditions, price: Price) -> float | None:
     """Return what consults cost over what streaming the answer costs; None if streaming is free.
 
-    Streaming is one request: P i + T o. Of N = p T consults for a token each bills its prompt and,
-    on average, half an answer. The prompt of the first is new; of that of each later one the share
-    `cached` costs less. A verified block bills a prompt too, but no token. What a limit holds back
-    where a price is known (docs/costs.md) is not taken off.
+    Streaming is one request: P prompt tokens at the price of input, T answer tokens at that of
+    output. Of N = p T consults for a token each bills the prompt, on average half an answer, and
+    the token. The prompt of the first is new; of each later one the share `cached` costs less. A
+    verified block bills the same, but no output token. That limits on cost (docs/costs.md) would
+    refuse some of the consults is not considered.
     """
     new, cached, written = (float(one) for one in (price.input, price.cached, price.output))
     streaming = PROMPT * new + ANSWER * written

@@ -29,12 +29,13 @@ _Number = TypeVar("_Number", int, float)
 
 
 class Outgoing:
-    """A count of what leaves for a consult or a prefetch: token ids, bytes, requests.
+    """A count of the token ids, bytes and requests that leave for a consult or a prefetch.
 
-    A session adds to the counts in whichever thread sends; for a model in this process nothing is
-    sent. `requests` counts messages that the provider bills, `repeats` those among them that had
-    been sent before. `sequence` is everything that is asked about, as token ids. `request_id` names
-    the consult in logs on the way, None until the session has chosen the name.
+    A prefetch sends ids ahead of a consult, so that the cloud reads them early. A session adds to
+    the counts in whichever thread sends; for a model in this process nothing is sent. `requests`
+    counts messages that the provider bills, `repeats` those among them that had been sent before.
+    `sequence` is everything that is asked about, as token ids. `request_id` names the consult in
+    logs on the way, None until the session has chosen the name.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class UsageError(EdgewiseError):
 
 
 def require(holds: bool, setting: str, bound: str, value: object) -> None:
-    """Raise `UsageError` unless `holds`: the `setting` must be `bound` (words), not `value`."""
+    """Raise `UsageError` unless `holds`, saying "`setting` must be `bound`, not `value`"."""
     if not holds:
         said = setting.replace("_", "-")
         raise UsageError(f"{said} must be {bound}, not {value}", setting=setting)
@@ -165,7 +165,8 @@ class BreaksGrammar(NothingUsable):
 class Blocked(CloudRejected):
     """Nothing was sent, since the context filter forbids it.
 
-    `open` says that it does so only until the word at the end is complete.
+    With `open` that is only because the text ends inside a word, which may turn out to be private;
+    the cloud can be asked again once the word is complete.
     """
 
     def __init__(self, message: str, *, open: bool = False) -> None:

@@ -104,7 +104,7 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Return the nearest cloud's address, "none" without one; for a provider's model its URL."""
+    """Return the first cloud's address, "none" without one; for a hosted model the API's URL."""
     if settings.cloud is not None:
         first = each(settings.cloud)[0]
         return first if (known := hosted(first)) is None else known[0]
@@ -117,10 +117,11 @@ def nearest_cloud(settings: Settings) -> str:
 
 
 def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[Settings]:
-    """Return the settings of each cloud, nearest first; `clouds` are their addresses, where known.
+    """Return the settings of each cloud, nearest first.
 
-    With several clouds a connection setting has one value for each, separated by commas, so that no
-    key goes to the wrong cloud. Text for trusted clouds is not redacted. Raises `UsageError`.
+    `clouds` are their addresses; by default those of the settings. With several clouds a connection
+    setting has one value for each, separated by commas, so that no key goes to the wrong cloud.
+    Text for trusted clouds is not redacted. Raises `UsageError`.
     """
     clouds = clouds or each(settings.cloud or cloud_address(settings))
     own = [{"cloud": one} for one in clouds] if len(clouds) > 1 else [{}]
@@ -206,7 +207,7 @@ def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:
-    """Return a name for the last of these checked `clouds`, which depends on those before it."""
+    """Return the `clouds`' identities as one name, by which thresholds of the last are stored."""
     return ",".join(cloud.identity() for cloud in clouds)
 
 
@@ -258,17 +259,19 @@ def open_cloud(
 
 
 def context_filter(settings: Settings) -> ContextFilter | None:
-    """Return the filter of text for the cloud; None without redaction. Raises `UsageError`."""
+    """Return the filter that redacts what a cloud is sent; None without. Raises `UsageError`."""
     return filter_of(settings.redact)
 
 
 def verification(
     settings: Settings, edge: EdgeModel | None = None, cloud: CloudModel | None = None
 ) -> Literal["off", "on", "exact"]:
-    """Return how the nearest cloud verifies: as set; for "auto" it does if nothing is against it.
+    """Return how the nearest cloud verifies draft tokens: as the setting `verify` says.
 
-    A price is, since each block bills the prompt. Without models the settings alone decide. Raises
-    `UsageError` if what is set is impossible, or verification is off and the cloud can only read.
+    "auto" is "on" unless a model or another setting rules that out. (A price does, since each block
+    bills the prompt, but not for a cloud that can only read passages.) Without `edge` and `cloud`
+    the settings alone decide. Raises `UsageError` if what is set is impossible, or if the cloud can
+    only read passages and verification is off.
     """
     against = [*_against_verifying(settings, edge, cloud)]
     reads = cloud is not None and cloud.reads_passages
@@ -358,7 +361,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
 
 def chosen_router(settings: Settings, edge: EdgeModel) -> str:
-    """Return the router's name: as set, else one for this edge model, else one without training."""
+    """Return the router's name: as set, else a packaged one for this edge model, else untrained."""
     if settings.router not in (None, AUTO):
         return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
@@ -380,10 +383,11 @@ def known_router(edge: EdgeModel) -> Path | None:
 def starts_of(
     settings: Settings, router: Router, card: RouterCard | None, edge: EdgeModel
 ) -> Mapping[str, float]:
-    """Return the controller's first thresholds by cloud share (text, "0.05") or `KEEP`.
+    """Return the router's thresholds by cloud share (text, "0.05") or `KEEP`, to start from.
 
     They were tuned for this pair, are in the router's `card`, or are measured on the edge's own
-    texts. Empty where the settings leave nothing to control.
+    texts. Empty where the settings fix the threshold or a share of 0 or 1, name no cloud, or
+    let it verify.
     """
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
     if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
@@ -426,10 +430,11 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
 
 
 def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
-    """Return the policy: a fixed threshold, or a cloud share and its threshold in `starts`.
+    """Return the policy of the settings: with a fixed threshold, or with a cloud share.
 
-    Without either in the settings, the threshold of `edgewise tune --keep` is fixed, if there is
-    one. Where the cloud verifies there is a share, or none if that is exact.
+    `starts` are the thresholds of `starts_of`. With a share the policy begins at its threshold
+    there. If the settings have neither, the threshold that `edgewise tune --keep` found is fixed,
+    else there is a default share. Where the cloud verifies there is a share, unless it is "exact".
     """
     share, fixed = settings.cloud_share, settings.threshold
     verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify
@@ -449,7 +454,7 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
 
 
 def make_billing(settings: Settings) -> Billing | None:
-    """Return costs and limits at the settings' price, or None without one. Raises `UsageError`."""
+    """Return the settings' price and limits as a `Billing`; None without. Raises `UsageError`."""
     if settings.price is None:
         for name in ("max_cost", "max_cost_day"):
             if getattr(settings, name) is not None:

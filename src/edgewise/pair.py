@@ -201,7 +201,10 @@ class Pair:
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
-        """Return the edge model and the nearest cloud model; raise `UsageError` without a cloud."""
+        """Return the edge model and the first (nearest) cloud model.
+
+        Raises `UsageError` without a cloud.
+        """
         if self.cloud is None:
             raise UsageError("This needs a cloud model", hint="name one", setting="cloud")
         return self.edge, self.cloud

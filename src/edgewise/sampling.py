@@ -44,7 +44,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self.temperature < _LEAST_TEMPERATURE or self.top_k == 1
 
     def seed_at(self, position: int) -> int:
-        """Return the 32-bit seed of one position, for engines that draw by themselves."""
+        """Return a 32-bit seed for an engine to draw the token after `position` ids."""
         return int(np.random.SeedSequence([self.seed, position]).generate_state(1)[0])
 
     def choose(self, step: Step, allowed: NDArray[np.bool_] | None = None) -> int:

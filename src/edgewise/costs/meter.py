@@ -118,14 +118,14 @@ class Billing:
 
 
 VERDICT = 32
-"""The output tokens of most verdicts on passages."""
+"""The output tokens that a verdict on a passage is expected to have."""
 
 
 class CloudTokens:
     """Counts tokens of an answer in the cloud's vocabulary, or estimates them.
 
-    The counts are exact where the vocabulary is `shared`; else they are by the cloud's tokenizer if
-    available, else by the ratio of billed to local tokens.
+    The counts are exact where cloud and edge have one vocabulary (`shared`); else they are by the
+    cloud's tokenizer if available, else by the ratio of billed tokens to the edge's ids.
     """
 
     def __init__(self, prompt: Sequence[int], edge: Tokenizer, cloud: CloudModel | None) -> None:
@@ -150,7 +150,7 @@ class CloudTokens:
         return self._count(self._prompt)
 
     def written(self, ids: Sequence[int]) -> int:
-        """Return the number of the answer's tokens; `ids` begin with the prompt."""
+        """Return the number of the answer's tokens so far; `ids` are prompt and answer."""
         return self._count(ids[self._start :])
 
     def measured(self, tokens: int, written: int, position: int) -> None:
@@ -225,8 +225,8 @@ class AnswerCosts:
     ) -> None:
         """`requests` is `CloudModel.requests`; `tokens` counts in the cloud's vocabulary.
 
-        `whole`: only the length of the answer cuts completions short. With `cloud_alone` the cloud
-        writes everything, so its cost alone is no limit.
+        `whole`: no stop string and no full context can cut a completion short. With `cloud_alone`
+        the cloud writes everything, so its cost alone is no limit.
         """
         self._billing, self._price, self._limits = billing, billing.price, billing.limits
         if cloud_alone:
@@ -245,13 +245,13 @@ class AnswerCosts:
         self._sent: tuple[list[int], int] = [], 0  # by the last consult, and what it asked for
 
     def without_edge(self) -> None:
-        """Lift the limit of what the cloud alone would cost, since it writes all from here on."""
+        """Lift `Limits.alone`, since the cloud writes all from here on."""
         self._limits = self._limits._replace(alone=False)
 
     def admits(self, ids: Sequence[int], n: int, verify: int = 0) -> int:
         """Return how many HTTP requests may be sent to ask for `n` tokens after `ids`; 0 refuses.
 
-        The last `verify` of `ids` are draft tokens, and may never be written.
+        The last `verify` of `ids` are draft tokens, which may be rejected.
         """
         self._settle()
         spent = self._price.of(self._billed())
@@ -284,7 +284,10 @@ class AnswerCosts:
         self._first = self._first or call
 
     def report(self, ids: Sequence[int]) -> CostReport:
-        """Return the cost of the answer `ids` (with prompt); requests in flight count in full."""
+        """Return the cost of the answer so far; `ids` are prompt and answer.
+
+        A request in flight counts with the most that it may cost.
+        """
         self._settle()
         billed = self._billed() + BilledTokens(estimated=not self._tokens.exact)
         return CostReport(billed, self._alone(self._tokens.written(ids)))
@@ -294,7 +297,11 @@ class AnswerCosts:
         return self.report(ids).shown(self._price)
 
     def close(self, ids: Sequence[int]) -> None:
-        """End the answer `ids`: add up its costs, and give back what was booked but not spent."""
+        """End the answer: add its costs to `Billing`'s; `ids` are prompt and answer.
+
+        A day's total holds what was booked for the answer's requests; it is corrected to what the
+        answer cost.
+        """
         report = self.report(ids)
         self._billing.add(report)
         if reached := self._reached(ids):

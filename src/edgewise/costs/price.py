@@ -46,8 +46,9 @@ NOTHING = BilledTokens()
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prices in money per million tokens: uncached prompt, cached prompt, output.
 
-    `cached_from`: the provider caches a prompt that it was just sent if it has at least so many
-    tokens, one block of its cache or more. Creating one raises `UsageError` for an invalid price.
+    `cached_from`: the provider caches a prompt that it was just sent if the prompt has at least so
+    many tokens. It must not be less than a block of that cache: of the last prompt all but so many
+    tokens are expected there. Creating a `Price` raises `UsageError` for an invalid one.
     """
 
     input: Decimal

@@ -17,7 +17,7 @@ from edgewise.loop.one_cloud import CloudConsults, Flight, Refusal
 class Clouds:
     """All requests of an answer to its clouds. To the decoding loop they act as one cloud.
 
-    Drafts send requests to the nearest cloud only, and only that cloud is prefetched to.
+    The nearest is the first of them. Drafts send requests to it only, as do prefetches.
     """
 
     def __init__(self, clouds: Sequence[CloudConsults], *, cap: int | None) -> None:
@@ -94,9 +94,9 @@ class Clouds:
         return outcome, event
 
     def due(self) -> bool:
-        """Whether the outcome is there, or will be before another draft token would pay.
+        """Return whether all requests are over; wait if they soon will be (`Latency.patience`).
 
-        If an outcome calls for the next cloud, that cloud is asked.
+        Where an outcome calls for the next cloud, that cloud is asked.
         """
         while self._flying is not None:
             if not self._flying[0].due(self._flying[1]):
@@ -105,7 +105,10 @@ class Clouds:
         return True
 
     def completion(self) -> Completion:
-        """Return the completion to be written; raise the last `CloudError` if no cloud answered."""
+        """Wait for the completion that is to be written, and return it.
+
+        Raises the last `CloudError` if no cloud answered.
+        """
         while self._flying is not None:
             self._collect_outcome()
         if self._best is not None:
@@ -117,10 +120,10 @@ class Clouds:
     def events_for(
         self, index: int, *, refused: CloudError | None = None, changed: bool = False
     ) -> list[Consult]:
-        """Count all requests for token `index`, and return the events that report them.
+        """Count the requests made to all clouds for token `index`; return events that report them.
 
-        `refused` says why the chosen completion cannot be used; `changed`: it differs from the
-        edge's token.
+        `refused` says why the chosen completion cannot be used; `changed`: the completion differs
+        from the edge's token.
         """
         if self._best is not None:
             # Only the nearest's consults are drafted beyond, whoever overrules it.

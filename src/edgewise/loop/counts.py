@@ -33,9 +33,10 @@ class CloudCounts:
     def over(
         self, outcome: Completion | CloudError, asked: int, *, failed: bool, overruled: bool
     ) -> None:
-        """Count a finished request for `asked` tokens; the tokens written of it are counted apart.
+        """Count a finished request for `asked` tokens.
 
-        The request may have `failed` though a completion came, if nothing of that is allowed.
+        The tokens of a completion that is taken are counted elsewhere, by the loop. The request may
+        have `failed` though a completion came, if nothing in the completion is allowed.
         `overruled`: another cloud's completion was taken instead.
         """
         self.calls += 1
@@ -77,7 +78,10 @@ class AnswerCounts:
         self._anew = self.repeats = self.escalated = False
 
     def wrote(self, token: Token) -> None:
-        """Count the answer's next token. All of a sentence written anew counts as a correction."""
+        """Count the answer's next token.
+
+        If the cloud rewrites a sentence, each token of the new sentence counts as a correction.
+        """
         self._tokens += 1
         if token.reason == "verified":
             self._verified += 1

@@ -137,7 +137,7 @@ class Latency:
 
         That is 0 unless the completion is about to arrive. With r seconds to go, a step of s
         seconds gains r if the draft is accepted and loses s - r if it is rejected, as a share d of
-        them is: it pays if r > d s. A completion that is overdue by as much is not waited for.
+        them is: it pays if r > d s. A completion that is overdue by d s or more is not waited for.
         """
         median = self.quantile(0.5, first=first)
         if median is None or self.step is None:

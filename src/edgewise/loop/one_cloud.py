@@ -23,10 +23,10 @@ from edgewise.loop.state import Rules
 from edgewise.prompts import Prompt
 
 TIER_THRESHOLD, TIER_SHARE = 0.5, 0.01
-"""The default threshold and cloud share of a cloud after the nearest."""
+"""The default threshold and cloud share of a cloud after the first, which is the nearest."""
 
 TIER_CREDIT = 4.0
-"""Tokens that such a cloud may write before its share has earned them; an answer takes half."""
+"""Tokens that such a cloud may write before its share has earned them; an answer may use half."""
 
 # Error estimate of a cloud without logprobs before its first comparison: the next one is asked.
 UNKNOWN = TIER_THRESHOLD
@@ -45,10 +45,11 @@ _GRACE = 0.25
 
 
 class Flight(msgspec.Struct, eq=False):
-    """A request to a cloud that is in flight: for `ask` tokens after `position` token ids.
+    """A request to a cloud that is in flight: for `ask` tokens after the first `position` ids.
 
-    The last `verify` of these ids are draft tokens to be verified. `deadline` is in seconds from
-    `sent_at`; `first` is set if the answer had no completion before. The reply came at `landed_at`.
+    These token ids are prompt and answer so far; the last `verify` of them are draft tokens to be
+    verified. `sent_at` and `landed_at` (when the reply came) are `time.monotonic()` values,
+    `deadline` is in seconds from `sent_at`; `first` is set if the answer had no completion before.
     """
 
     position: int
@@ -133,7 +134,10 @@ class CloudConsults:
         self._flights: dict[int, Flight] = {}
 
     def prefetch(self, ids: Sequence[int], budget: Budget) -> None:
-        """Send the cloud the answer so far, ahead of requests for tokens, if that may save time."""
+        """Send the cloud `ids`, the answer so far, so that it reads them before it is asked.
+
+        Nothing is sent where `budget` or an open circuit breaker rules requests out.
+        """
         if not self._policy.may_ask(budget) or self._breaker.is_open:
             return
         if under_way := self._session.prefetch(ids, self.sent.prefetch):
@@ -142,8 +146,9 @@ class CloudConsults:
     def ask(self, n: int, score: float) -> Flight | Refusal | Literal["no"]:
         """Ask for `n` tokens, or what the budget has left, if `score` reaches the tier's threshold.
 
-        `score` says how unsure the cloud before it is. Returns the request, "no" below the
-        threshold, or the reason why nothing was sent.
+        `score` says how unsure the cloud asked before this one was of its completion, from 0 to 1;
+        1 if there is none. Returns the request, "no" below the threshold, or the reason why nothing
+        was sent.
         """
         if score < self.tier.threshold:
             return "no"
@@ -159,8 +164,9 @@ class CloudConsults:
         return flight
 
     def verify(self, ids: Sequence[int], count: int, n: int = 0) -> Flight | Refusal:
-        """Have the last `count` of `ids` verified, or with `n` replaced by up to `n` new tokens.
+        """Ask the cloud to verify the last `count` of `ids`, which are draft tokens.
 
+        With `n` above 0 the cloud is asked to write up to `n` tokens in their place instead.
         Returns the request, or the reason why nothing was sent.
         """
         flight = self._flight(ids, n, count)
@@ -169,12 +175,15 @@ class CloudConsults:
         return flight
 
     def given_up(self, flight: Flight) -> bool:
-        """Whether nobody waits for `flight`: it is not over, and the circuit breaker is open."""
+        """Whether the answer no longer waits for `flight`: it is not over, and the breaker is open.
+
+        Never with `ignores_breaker`.
+        """
         return not self.ignores_breaker and self._breaker.is_open and not flight.future.done()
 
     @property
     def alternates(self) -> bool:
-        """Whether nothing is drafted while a block is verified.
+        """Whether the edge drafts nothing while the cloud verifies a block of single tokens.
 
         A model in this process takes turns with the edge at its cores; and where costs are limited,
         the cost of rejected drafts would affect the answer.
@@ -192,11 +201,11 @@ class CloudConsults:
         return boundaries.refused(self._ids, prompt, token, divided=False) is not None
 
     def ask_for_draft(self, ids: Sequence[int], n: int, budget: Budget) -> Refusal | None:
-        """Send a request for `n` tokens from a draft, if that is allowed.
+        """Send a request for `n` tokens after `ids`, which end with draft tokens, if allowed.
 
-        Returns the reason if the context filter forbids it; else None, sent or not. Nothing is sent
-        where costs are limited: the cost of rejected drafts, and so the link's timing, would affect
-        the answer's own requests.
+        Returns the reason if the context filter forbids it; else None, sent or not. `budget` is
+        that of the drafts. Nothing is sent where costs are limited: the cost of rejected drafts,
+        and so the link's timing, would affect the answer's own requests.
         """
         allowed = not self._limited and len(self._flights) < FLIGHTS and not self._breaker.is_open
         if allowed and self._policy.may_ask_for_draft(budget, n, self.counts.unused):
@@ -207,7 +216,7 @@ class CloudConsults:
         return None
 
     def due(self, flight: Flight) -> bool:
-        """Whether a request is over, or will be before another draft token would pay."""
+        """Return whether a request is over; wait if it soon will be (`Latency.patience`)."""
         elapsed = time.monotonic() - flight.sent_at
         patience = self.latency.patience(elapsed, first=flight.first)
         if patience and not flight.future.done():
@@ -250,7 +259,10 @@ class CloudConsults:
         return max(score, self._wrong or 0.0)
 
     def compared(self, completion: Completion, *, agrees: bool) -> None:
-        """Update the error estimate: the next cloud agreed with the completion, or did not."""
+        """Update the estimate of how often this cloud is wrong, which `unsure` uses.
+
+        `agrees`: the next cloud, asked for the same tokens, agreed with this cloud's `completion`.
+        """
         if self._wrong is None:
             self._wrong = UNKNOWN if unsure(completion) is None else 0.0
         self._wrong = (self._wrong + (not agrees)) / 2
@@ -290,7 +302,7 @@ class CloudConsults:
         )
 
     def drop(self, start: int = 0, end: float = math.inf) -> int:
-        """Cancel the requests at positions from `start` to before `end`; return their number."""
+        """Cancel requests with `start` <= `Flight.position` < `end`; return their number."""
         if not self._flights:
             return 0
         stale = [flight for at, flight in self._flights.items() if start <= at < end]
@@ -298,7 +310,7 @@ class CloudConsults:
         return len(stale)
 
     def close(self) -> None:
-        """End the answer: cancel requests in flight, return the rest of the budget."""
+        """End the answer: cancel requests in flight, return the rest of the budget to the tier."""
         self._closed = True
         self.drop()
         self._earn()

@@ -58,8 +58,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """How much the cloud may still write; changes with every token of an answer (part of `State`).
 
     `bucket` is the level of the token bucket, in tokens that the cloud may write now; below 0 it is
-    a debt. `reserve` is what other answers of the pair hold or left beside it. `charged` counts the
-    tokens that count against the answer's cap.
+    a debt. `reserve` is the rest of the pair's bucket: what other answers hold, and what none has
+    taken. `charged` counts the tokens that count against the answer's cap.
     """
 
     bucket: float = INITIAL_BUCKET
@@ -95,9 +95,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     latency. Up to `speculate` draft tokens are written while a request is in flight.
 
     With `verify` the cloud reads every token of the edge's instead, and no router is asked. The
-    cloud corrects a token whose ratio (`Verified.ratio`) is too low; the bucket moves this limit
-    from answer to answer, but never ends verification within one. "exact" corrects every token that
-    is not the cloud's own choice. Creating a policy raises `UsageError` for a value out of range.
+    cloud corrects a token whose ratio (`Verified.ratio`) is too low; the bucket's level moves this
+    limit, but an empty bucket ends no verification of single tokens within an answer. "exact"
+    corrects every token that is not the cloud's own choice. Creating a policy raises
+    `UsageError` for a value out of range.
     """
 
     threshold: float = 0.5
@@ -127,7 +128,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requires_cloud(self) -> bool:
-        """Whether only the cloud will do: requests get more time, and no breaker refuses them."""
+        """Whether the answer cannot do without the cloud: a failure raises, or it is to be exact.
+
+        Then requests get more time, and no circuit breaker refuses them.
+        """
         return self.on_cloud_error == "raise" or self.verify == "exact"
 
     def may_ask(self, budget: Budget) -> bool:
@@ -135,10 +139,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.asks and self._room(budget) > 0
 
     def may_ask_for_draft(self, budget: Budget, ask: int, wasted: int) -> bool:
-        """Whether a request for `ask` tokens may be sent from a draft, which may yet be rejected.
+        """Whether a request for `ask` tokens may be sent after drafts, which may yet be rejected.
 
         Never under a cap, which is a promise, nor where the cloud writes everything. Under a cloud
-        share, if the bucket covers `ask` and the `wasted` tokens of this answer.
+        share, if the bucket covers `ask` and the `wasted` tokens of this answer, which dropped
+        requests had asked for.
         """
         if self.max_cloud_tokens is not None or self.cloud_share == 1:
             return False
@@ -152,10 +157,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def refuses(self, budget: Budget, *, first: bool, passages: bool = False) -> Reason | None:
         """Return why the cloud may correct nothing from here on; None where it may.
 
-        `first` says that the answer begins here: an answer that starts with more debt than a low
-        ratio can mend is not verified at all, and none is left to the edge halfway. With `passages`
-        whole sentences are corrected: after one that overdraws the share, the bucket must fill
-        first.
+        `first` says that the answer begins here. An answer that begins with so much debt that the
+        ratio would have to fall below `LEAST_RATIO` is not verified at all; within an answer, debt
+        ends no verification of single tokens. With `passages` the cloud replaces whole sentences:
+        under a cloud share it may replace none while the bucket holds less than one token.
         """
         if self.max_cloud_tokens is not None and self._room(budget) < 1:
             return "cap"
@@ -168,8 +173,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Return the ratio (`Verified.ratio`) that an edge token must reach to be accepted.
 
         The `first` token of an answer, which decides on most of what follows, must be the cloud's
-        own choice unless the share is overdrawn: in short answers that is half of what is
-        corrected.
+        own choice (ratio 1) unless the share is overdrawn.
         """
         if self.verify == "exact":
             return 1.0
@@ -195,7 +199,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None, verify="off")
 
     def without_edge(self) -> "Policy":
-        """Return this policy for the rest of an answer whose edge model is gone; its cap holds."""
+        """Return the policy by which the cloud writes the rest of an answer once the edge is lost.
+
+        The cap of the answer still holds.
+        """
         return replace(self, cloud_share=1.0, span=max(self.span, CLOUD_SPAN), speculate=0)
 
     def decide(self, score: float, budget: Budget) -> Decision:
@@ -228,11 +235,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def deadline_now(self, latency: Latency, *, first: bool, prompt: int = 0) -> float:
         """Return how many seconds a request sent now may take.
 
-        That is four times the recent median latency, doubled for every timeout in a row as TCP
-        backs off, within the two bounds. For the `first` request of an answer the cloud reads the
-        whole prompt of `prompt` ids: twice the time that so many took before, doubled likewise, at
-        most `LONGEST_READING`. Where a failure ends the answer (`requires_cloud`), each request
-        gets the longer bound and that reading time.
+        That is `deadline` if it is set. Else it is four times the recent median latency, doubled
+        for every timeout in a row as TCP backs off, from `SHORTEST_DEADLINE` to `LONGEST_DEADLINE`.
+        For the `first` request of an answer the cloud reads the whole prompt of `prompt` ids: if
+        that is longer, twice the time that so many ids took before, doubled likewise, at most
+        `LONGEST_READING`. With `requires_cloud` each request gets the longer of `LONGEST_DEADLINE`
+        and that reading time.
         """
         if self.deadline is not None:
             return self.deadline
@@ -250,7 +258,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return tokens if self.max_cloud_tokens is None else min(tokens, self._room(budget))
 
     def charged(self, budget: Budget, tokens: int) -> Budget:
-        """Return the budget after `tokens` were asked for."""
+        """Return the budget after `tokens` were asked for: off the bucket, and against the cap."""
         return replace(budget, bucket=budget.bucket - tokens, charged=budget.charged + tokens)
 
     def after_token(self, budget: Budget) -> Budget:
@@ -284,8 +292,8 @@ class SharedBudget:
 
     An answer takes half of the bucket and returns what is left, so that simultaneous answers all
     have some. Over all answers the cloud's tokens, used and wasted, stay within share x output
-    tokens + the one `initial` bucket, but for what the last answer wasted. `level` includes what is
-    taken.
+    tokens + the one `initial` bucket, but for what the last answer wasted. `level`, in tokens,
+    includes what answers have taken and not yet returned.
     """
 
     def __init__(self, initial: float = INITIAL_BUCKET) -> None:
@@ -310,7 +318,8 @@ class SharedBudget:
 class Escalation:
     """Chooses which answers the cloud writes whole: those whose beginning the edge doubts most.
 
-    The measure is the mean entropy of an answer's first passage, in nats. Thread-safe.
+    The measure is the mean entropy of an answer's first passage, in nats. Each answer weighed earns
+    `share` of a whole one, and each that the cloud is to write spends one. Thread-safe.
     """
 
     def __init__(self, share: float) -> None:
@@ -333,7 +342,7 @@ class Escalation:
             return uncertainty >= least and self._spent()
 
     def rejected(self) -> bool:
-        """Whether the cloud is to write all of an answer whose first passage it rejected."""
+        """Whether the cloud is to write all of an answer whose first passage the cloud rejected."""
         with self._lock:
             return self._spent()
 

@@ -62,7 +62,11 @@ class Speculation:
             self._draft(state.expecting(ask, self._rules), edge_step, None)
 
     def forward(self) -> int | None:
-        """Draft one token more and return it; None where speculation ends."""
+        """Draft one token more and return it.
+
+        Returns None if `begin` drafted nothing, the policy's limit of drafts is reached, or the
+        answer would end with this token.
+        """
         tip, ids = self._tip, [*self._ids, *self.drafts]
         if tip is None or not 0 < len(self.drafts) < self._rules.policy.speculate:
             return None

@@ -70,8 +70,8 @@ class Rules(NamedTuple):
     `boundaries` are given for a cloud with another vocabulary, which is asked only at word
     boundaries, for words. Control tokens in `shown` appear as text in this answer; `constraint` is
     its grammar. `pending` asks for events about drafts, `candidates` for the edge's candidates with
-    every token. `verify`: the cloud reads every token, by `passages` if it cannot write single
-    tokens.
+    every token. `verify`: the cloud reads every token; with `passages` it judges whole sentences of
+    a passage, not single tokens.
     """
 
     policy: Policy
@@ -128,7 +128,7 @@ class HeldText(NamedTuple):
         return self._shown(text, decoder.getstate()[0], stops)
 
     def before(self, piece: bytes) -> "HeldText":
-        """Return the text without an incomplete character that `piece` does not continue."""
+        """Return this text, without its incomplete character if `piece` does not continue that."""
         return self if piece and piece[0] >> 6 == 0b10 else self._replace(pending=b"")
 
     def release(self, stops: Sequence[str]) -> tuple[str, str | None]:
@@ -156,7 +156,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     `held` is text that cannot be shown yet. `unwritten` is the rest of a completion. In a state of
     drafts `expected` counts the tokens (or words) that the request in flight will still bring. With
     a cloud of another vocabulary, a request that was due inside a word is `deferred` to the end of
-    the word; at the place where the cloud's text ended (`divided`) it may be asked again.
+    the word; `divided` says that a completion of the cloud ended just here, which therefore counts
+    as a word boundary.
     `over_budget`: the last request was refused for cost or privacy; until one is sent the answer
     earns no budget, since its share cannot be reached. `end` is set once the answer is over,
     `stopped` if a stop string ended it.
@@ -192,13 +193,19 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
 
     def expecting(self, ask: int, rules: Rules) -> "State":
-        """Return the state of drafts that assume a request brings all its `ask` tokens or words."""
+        """Return the state in which drafts begin, while a request for `ask` tokens is in flight.
+
+        The drafts assume that the request brings all its tokens, or words.
+        """
         # The cost of a word is known once it is drafted.
         charged = ask if rules.boundaries is None else 0
         return replace(self, expected=ask, budget=rules.policy.charged(self.budget, charged))
 
     def after_draft(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
-        """Return the state with one expected word fewer if the draft `token` opens another word."""
+        """Return the state just before the draft `token` is written after `ids`.
+
+        For a cloud with another vocabulary, one word fewer is `expected` if `token` opens a word.
+        """
         opens = rules.boundaries is not None and rules.boundaries.opens(ids, rules.prompt, token)
         return replace(self, expected=self.expected - 1) if self.expected and opens else self
 
@@ -227,7 +234,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple["State", str]:
         """Return the state after one more token, and the text that can be shown for it.
 
-        `by` is the model that wrote it and `reason` says why; None for a draft not yet decided on.
+        `by` is the model that wrote it. `reason` says why that model did; it is None for a draft on
+        which nothing is decided yet.
         """
         ended = token in rules.tokenizer.eos_ids
         if self.unwritten:

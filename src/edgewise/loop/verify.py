@@ -33,7 +33,7 @@ SURE = 0.8
 it."""
 
 READS_ALONG = Constant(0.0)
-"""The router where the cloud reads every token: it never decides anything."""
+"""Stands in for a router where the cloud reads every token: its score, 0, decides nothing."""
 
 Verdict = Verified | Completion | CloudError | Reason | Fault
 """The outcome for a draft token: the cloud's view of it, its replacement, or why there is neither.
@@ -96,10 +96,10 @@ class Verification(Speculation):
         self._entropy, self._weighed = 0.0, False
 
     def ahead(self, state: State) -> int | None:
-        """Draft one more token after `state` and the drafts; return it, or None if that must wait.
+        """Draft one more token after `state`, the answer's, and the drafts so far; return it.
 
-        Drafts that belong to no block yet are sent once a block is due and one more may be in
-        flight.
+        Returns None if the drafts end the answer, or must wait for verdicts. Draft tokens are sent
+        as a block once that is complete and the blocks in flight leave room for it.
         """
         tip = self._tip if self._tip is not None and self.drafts else state
         self._send(tip)
@@ -144,10 +144,10 @@ class Verification(Speculation):
         return bytes_of(self._rules.tokenizer, ids).decode("utf-8", "ignore")
 
     def verdict(self, *, wait: bool) -> Verdict | None:
-        """Return the verdict on the first draft token and forget it.
+        """Return the verdict on the first draft token, once: it is not kept.
 
-        Returns None if the token was not sent yet, or, unless this should `wait`, the verdict has
-        not come.
+        Returns None if the token was not sent yet. With `wait` it waits for a verdict that has not
+        come; otherwise it returns None then.
         """
         while (at := len(self._ids)) not in self._verdicts:
             if not self._blocks:

@@ -1,7 +1,7 @@
 """The contract of a router: a pure function from a `Step` of the edge model to a score.
 
-A class of routers is called a *kind*. A kind that is made without arguments needs no more than
-this; a trained one also has `load`, and `fit` (`edgewise_lab/training/fit.py`).
+A class of routers is called a *kind*. A kind that is made without arguments needs only what
+`Router` lists; a trained one also has `load`, and `fit` (`edgewise_lab/training/fit.py`).
 
 A router in ten lines:
 
@@ -55,7 +55,7 @@ def checked_score(router: Router, step: Step) -> float:
 
 
 class Trained(Router, Protocol):
-    """A kind of routers whose weights are trained; `routers/signals.py` reads their inputs."""
+    """A kind of routers with trained weights; `routers/signals.py` reads their inputs."""
 
     @classmethod
     def load(cls, card: RouterCard, folder: Path) -> Router:

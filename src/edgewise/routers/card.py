@@ -18,7 +18,8 @@ from edgewise.settings import unmarked
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MISSED = 0.1
-"""A realised cloud share that differs by more than this part of the one asked for is reported."""
+"""`RouterCard.warnings` names a realised cloud share that misses its target by more than this
+fraction of the target."""
 
 MAX_CONFIG = 1 << 20
 
@@ -26,10 +27,10 @@ LONGEST = 32
 """How many ids of each probe text `behaviour_of` reads."""
 
 LEAST = -12.0
-"""Lower logprobs (nats) count as this one: those of all but impossible ids vary and say little."""
+"""`behaviour_of` raises lower logprobs (nats) to this: those of nearly impossible ids are noise."""
 
 APART = 0.6
-"""How far two builds of one model may differ: root mean square of logprobs, in nats.
+"""The greatest `distance`, in nats, at which two edge models count as builds of the same model.
 
 For an edge model 64 wide, f16 differed from q8_0 by 0.07, from q5_0 by 0.55, and from the larger
 model by 3.0.
@@ -50,17 +51,18 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `kind` is a router's name: a registered one, `module:Class`, or `file.py:Class` with the file
     relative to the checkpoint's folder. Fingerprints are those of the edge model's file and of its
     tokenizer. `inputs` are the signals that the router reads, in this order; `top_k` is the k of
-    those that read the k likeliest ids; `reference` holds the quantiles among which the input
-    `ranks` ranks.
+    those that read the k likeliest ids; `reference` holds the quantiles (see `signals.Reference`)
+    from which the input `ranks` is computed.
 
     `thresholds` maps a cloud share (as text, "0.05") to the threshold that realises it, measured on
-    `calibrated_on`; `realised` maps it to the share that came of it there and the ends of the 95%
-    interval. `trained_on` and `label` say what the weights were fitted to; `loss` is what remained
-    on texts set aside there, in nats a token, and `baseline_loss` the loss of the best constant
-    score. `probability` are knots (score, probability that asking the cloud is worth it by that
-    label), ascending. `build` is the engine and the form of the edge model's weights; `behaviour`
-    holds its logprobs on fixed texts (`behaviour_of`), by which other builds of the same model are
-    recognised. `measured` says in a sentence what the router bought, and where.
+    the questions `calibrated_on`; `realised` maps the same share to the share that this threshold
+    gave there, and the ends of its 95% interval. `trained_on` and `label` say what the weights were
+    fitted to; `loss` is the router's on texts held out from training, in nats a token, and
+    `baseline_loss` that of the best constant score. `probability` are points (score, probability
+    that asking the cloud is worth it by that label), ascending. `build` is the engine and the form
+    of the edge model's weights; `behaviour` holds its logprobs on fixed texts (`behaviour_of`), by
+    which other builds of the same model are recognised. `measured` says in a sentence what the
+    router gained, and on which questions.
     """
 
     format: Literal[1] = 1
@@ -161,7 +163,10 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
-    """Return a controller's first threshold for `share`, interpolated; None without thresholds."""
+    """Return the threshold for cloud share `share`, interpolated; None without `thresholds`.
+
+    It is the one to start from: the token bucket then moves it. `thresholds` has shares as text.
+    """
     if not thresholds:
         return None
     shares, values = zip(*sorted((float(text), at) for text, at in thresholds.items()), strict=True)
@@ -203,7 +208,7 @@ def _ascends(*columns: Sequence[float]) -> bool:
 
 
 def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
-    """Return the edge model's logprobs (nats) on the probe texts, for all ids after the first."""
+    """Return the edge model's logprobs (nats) on fixed texts, for all ids but each text's first."""
     logprobs: list[float] = []
     for text in PROBES:
         ids = edge.tokenizer.encode(text)[: min(LONGEST, edge.context)]
@@ -217,7 +222,7 @@ def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the root mean square difference of two behaviours, in nats.
+    """Return the root mean square difference of two results of `behaviour_of`, in nats.
 
     Infinite if they are empty or of different lengths, so not of the same texts.
     """

@@ -83,7 +83,10 @@ def router_of(card: RouterCard, folder: Path) -> Router:
 
 
 def kind_beside(kind: str, folder: Path) -> str:
-    """Return a card's kind as a router name, with `folder` put before the file that it may name."""
+    """Return the router name for a card's `kind`.
+
+    In a kind of the form `file.py:Class`, the file becomes a path in `folder`, the checkpoint's.
+    """
     file = code_file(kind)
     return kind if file is None else f"{folder / file}{kind[len(file) :]}"
 
@@ -120,7 +123,10 @@ def _made(name: str, make: Callable[[], Router]) -> Router:
 
 
 def checked_router(name: str, router: Router) -> Router:
-    """Return the router if the decoder can use it, else raise `UsageError` about `name`."""
+    """Return the router if it has valid `score`, `needs` and `top`, else raise `UsageError`.
+
+    `name` is what the error calls the router.
+    """
     needs, top = (getattr(router, attribute, None) for attribute in ("needs", "top"))
     if isinstance(router, type) or not callable(getattr(router, "score", None)):
         raise UsageError(

@@ -129,7 +129,7 @@ def reader_of(
 ) -> Callable[[Step], Floats]:
     """Return a function that reads the inputs from a step, in order, as float32[width_of(...)].
 
-    They are not normalised. `reference` are the quantiles among which the input `ranks` ranks.
+    The values are not normalised. `reference` are the quantiles for the input `ranks`.
     """
     signals = signals_of(inputs)
     reads = [
@@ -150,9 +150,10 @@ def _ranked(
 
 
 def ranks_of(values: Floats, reference: Reference) -> Floats:
-    """Return ranks of `values`: the quantile of each in `reference`, then the log-odds of each.
+    """Return the ranks of `values`, from 0 to 1, then the log-odds of these ranks.
 
-    Of float32[..., m] values these are float32[..., 2m].
+    `values` is float32[..., m], the result float32[..., 2m]. A rank says where the value lies among
+    the quantiles of its column, of which `reference` has m.
     """
     quantiles = [
         np.interp(values[..., at], known, np.linspace(0.0, 1.0, len(known)))

@@ -34,13 +34,13 @@ PROMPTS = (
     "Write a short letter to a neighbour whose dog barks at night.",
 )
 TOKENS = 40
-"""The greatest length of each answer."""
+"""The greatest length, in tokens, of each answer to one of `PROMPTS`."""
 
 KEEP = "keep"
 """The key, among cloud shares, of the threshold that `edgewise tune --keep` found."""
 
 TIERS = "tiers"
-"""Stands for a router's identity in thresholds of a further cloud, which hold with any router."""
+"""The `identity` for thresholds of clouds after the nearest, which do not depend on the router."""
 
 _Thresholds = dict[
     Annotated[str, msgspec.Meta(pattern=rf"^({SHARE}|keep)$")],
@@ -52,10 +52,10 @@ _log = logging.getLogger(__name__)
 
 
 def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[str, float]:
-    """Return thresholds by cloud share, as a card has them, from the edge model's own answers.
+    """Return thresholds by cloud share (text, "0.05"), from the edge model's own answers.
 
-    They are stored for the next start, by the edge model's fingerprint and the router's `identity`.
-    Empty for a router that reads nothing of a step, and where no prompt fits the context.
+    They are stored for the next start, by edge model and `identity`, the router's digest. Empty for
+    a router that reads nothing of a step, and where no prompt fits the context.
     """
     if router.needs is Needs.NOTHING:
         return {}
@@ -77,9 +77,10 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
 
 
 def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str, float]:
-    """Return the thresholds that `keep_tuned` stored for these; empty if there are none.
+    """Return the thresholds that `keep_tuned` stored for these models; empty if there are none.
 
-    `identity` is the router's digest, `cloud` the cloud's address.
+    `identity` is the router's digest or `TIERS`, `cloud` a name for the cloud
+    (`opening.nearest_cloud`, or with `TIERS` `opening.tier_address`).
     """
     return _kept(_record("tuned", edge, identity, cloud))
 
@@ -87,7 +88,10 @@ def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str,
 def keep_tuned(
     edge: EdgeModel, identity: str, cloud: str, thresholds: Mapping[str, float]
 ) -> Path | None:
-    """Store thresholds measured on a pair's answers; return the file, or None if that fails."""
+    """Store thresholds measured on a pair's answers; `tuned_thresholds` returns them.
+
+    Returns the file, or None if it cannot be written.
+    """
     return _keep(_record("tuned", edge, identity, cloud), thresholds)
 
 
