@@ -236,7 +236,7 @@ class ModelFiles(NamedTuple):
     """The files of a model that is not GGUF, by which edge engines recognise it.
 
     `names` are the file names in its folder, `config` is the path of its `config.json`, and
-    `library` is what the hub says the model is for.
+    `library` is the hub's `library_name`, such as "transformers" or "mlx".
     """
 
     names: Sequence[str]

@@ -158,9 +158,9 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
 
     `places` says where each setting was given. A file must not name a router that would run code,
     nor set `trust` or `edge_hosts`. A cloud model or an edge model's server that the file names
-    gets only a key from the same file, and a note on stderr tells the user. Such a server sees
-    every prompt, so it must be on this machine, and is refused if the user, by flag or variable,
-    keeps prompts from clouds (redaction, no cloud, allowed hosts).
+    gets only a key from the same file, and a note on stderr tells the user. The edge model's
+    server sees every prompt: it must be on this machine, and even so is refused if the user asked,
+    by flag or variable, for redaction, no cloud or allowed hosts.
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}

@@ -116,8 +116,9 @@ class TextEngine(Endpoint):
     async def describe(self) -> Described:
         """Return the model that answers: the named one, else the only one that the API lists.
 
-        Raises a `CloudError` if none is named and the API does not list exactly one, or if the list
-        of a program with an `owner` lacks the named one. Other APIs may leave models out of it.
+        Raises a `CloudError` if no model is named and the API does not list exactly one. A named
+        model must be in the list only of a server that is known by its `owned_by` (`owner`): other
+        APIs may serve models that they do not list.
         """
         # It may have been started anew, with another template.
         self._rendered.clear()

@@ -170,10 +170,11 @@ class _Weighing:
     def ways(
         self, part: object, key: str, above: tuple[int, ...], *, combined: bool = False
     ) -> _Ways:
-        """Return the ways (`_Ways`) that the subschema `part` adds for values at `key`.
+        """Return how often each key's value can be described once `part` is written out (`_Ways`).
 
-        `above` are the ids of the subschemas around it. Refs are followed if it is `combined` with
-        others.
+        `part` is a subschema for the value at `key`, and `above` are the Python ids of the
+        subschemas around it, so that a cycle is found. A `$ref` is written out in place only if the
+        subschema is `combined` with others.
         """
         self._left.values -= 1
         if self._left.values < 0 or len(above) > MAX_REFS:

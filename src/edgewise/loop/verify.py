@@ -144,10 +144,10 @@ class Verification(Speculation):
         return bytes_of(self._rules.tokenizer, ids).decode("utf-8", "ignore")
 
     def verdict(self, *, wait: bool) -> Verdict | None:
-        """Return the verdict on the first draft token, once: it is not kept.
+        """Take the verdict on the draft token that is next in the answer.
 
-        Returns None if the token was not sent yet. With `wait` it waits for a verdict that has not
-        come; otherwise it returns None then.
+        Returns None if the token was not sent yet. Where the verdict has not come, `wait` waits for
+        it, else None is returned. It can be taken once: write the token before the next call.
         """
         while (at := len(self._ids)) not in self._verdicts:
             if not self._blocks:

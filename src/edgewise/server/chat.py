@@ -208,9 +208,9 @@ async def answered(
 def prompt_reader(
     answering: Answering, messages: Sequence[Message], format: ResponseFormat | None
 ) -> Callable[[], Prompt]:
-    """Return a function that builds the prompt from messages and the tools of `format`.
+    """Return a function that builds the prompt of `messages`, with the tools that `format` offers.
 
-    Raises `ApiError` if the arguments of the tool calls are too long.
+    Raises `ApiError` at once if the tool calls in `messages` have too long arguments.
     """
     if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
         message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."

@@ -252,10 +252,11 @@ class Summary(Compared, frozen=True, kw_only=True):
 def summary(
     task: str, router: str | None, table: Sequence[Row], warnings: Sequence[str] = ()
 ) -> Summary:
-    """Return the summary of the pair that uses `router`, at its first cloud share in `table`.
+    """Return the summary of one pair beside edge and cloud alone, from the rows of `table`.
 
-    The system as users get it (`SERVED`) is preferred to the one at a fixed threshold. If the table
-    has neither, the pair is the first system after edge and cloud.
+    The pair is the first row of the system that uses `router`, as users get it (`SERVED`) if there
+    is such a row, else at a fixed threshold. Without such a row, or if `router` is None, it is the
+    first row after those of edge and cloud.
     """
     first: dict[str, Row] = {}
     for row in table:

@@ -195,8 +195,8 @@ def _problem(found: Fitted) -> str | None:
 def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> Fitted:
     """Fit the perceptron; return its weights after the epoch with the least held-out loss.
 
-    The loss is the cross-entropy with the labels. If balanced, positive labels weigh as many times
-    as there are more negative ones, as in the published code of R2R (arXiv 2505.21600). The network
+    The loss is the cross-entropy with the labels. A recipe for balanced classes weighs
+    positive labels by negatives / positives, as does R2R's code (arXiv 2505.21600). The network
     starts as a constant score, the mean label, so that no update is spent on finding that. `done`
     is called after each epoch. Raises `UsageError` without torch, with too few texts, or where the
     loss diverges.
