@@ -170,7 +170,7 @@ class _Weighing:
     def ways(
         self, part: object, key: str, above: tuple[int, ...], *, combined: bool = False
     ) -> _Ways:
-        """Return, by key, the log of the product of sizes of the patterns that `part` adds (`_Ways`).
+        """Return, by key, the log of the product of pattern sizes that `part` adds (`_Ways`).
 
         `part` is a subschema for the value at `key`, and `above` are the Python ids of the
         subschemas around it, so that a cycle is found. A `$ref` is written out in place only if the
