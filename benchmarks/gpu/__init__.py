@@ -1,0 +1,1 @@
+"""What verification costs on a GPU, and how many sessions it serves: `python -m benchmarks.gpu`."""
