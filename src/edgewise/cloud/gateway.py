@@ -12,9 +12,10 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from edgewise.cloud.base import ConsultRequest, log_failure
 from edgewise.cloud.engine import RemoteCloud
-from edgewise.cloud.gateway_link import GatewayLink, shared
+from edgewise.cloud.gateway_link import GatewayLink
 from edgewise.completion import Completion, Outgoing, Recorder
 from edgewise.edge.base import PROBES, Tokenizer
+from edgewise.edge.vocabulary import common_prefix
 from edgewise.engines.connections import checked_address, proxy_of, unreachable
 from edgewise.engines.detokenization import COMPARE_SECONDS, compare_all
 from edgewise.engines.http import not_now, served_model
@@ -210,7 +211,7 @@ class GatewaySession:
         return self._gateway.submit(self._ask(request), request.deadline)
 
     def prefetch(self, ids: Sequence[int], record: Recorder = Outgoing) -> Future[None] | None:
-        fresh = len(ids) - shared(self._sent, ids)
+        fresh = len(ids) - common_prefix(self._sent, ids)
         if not fresh or (self._sent and fresh < PREFETCHED):
             return None
         self._sent = list(ids)

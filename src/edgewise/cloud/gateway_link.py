@@ -125,7 +125,7 @@ class GatewayLink:
 
     def shared(self, ids: Sequence[int]) -> int:
         """Number of ids at the beginning of `ids` that the gateway should hold already."""
-        return shared(self._ledger.ids, ids)
+        return common_prefix(self._ledger.ids, ids)
 
     async def ask(self, request: ConsultRequest) -> Completion:
         """Send one consult and return its completion; reconnect if needed, until the deadline.
@@ -346,9 +346,3 @@ class GatewayLink:
 def _plain(text: str) -> str:
     """Makes a text one line that is safe to print on a terminal."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_MESSAGE])
-
-
-def shared(held: list[int], ids: Sequence[int]) -> int:
-    """Return the length of the common prefix of two id sequences."""
-    # Comparing lists is much faster than going through them.
-    return len(held) if held == list(ids[: len(held)]) else common_prefix(held, ids)

@@ -327,7 +327,7 @@ class AnswerCosts:
         """Return how many of `ids` this answer's requests have sent or asked for; not dropped
         drafts."""
         sent, asked = self._sent
-        held = len(sent) if sent == list(ids[: len(sent)]) else common_prefix(sent, ids)
+        held = common_prefix(sent, ids)
         return held + asked if held == len(sent) else held
 
     def _alone(self, written: int) -> Decimal:

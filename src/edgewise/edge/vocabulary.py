@@ -54,10 +54,11 @@ def fingerprint(tokenizer: Tokenizer) -> str:
 
 def common_prefix(left: Sequence[object], right: Sequence[object]) -> int:
     """Return how many leading items two sequences have in common."""
-    for index, (a, b) in enumerate(zip(left, right, strict=False)):
-        if a != b:
-            return index
-    return min(len(left), len(right))
+    shorter = min(len(left), len(right))
+    # Mostly one begins with the other, and comparing lists is much faster than going through them.
+    if list(left[:shorter]) == list(right[:shorter]):
+        return shorter
+    return next(n for n, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
 
 
 def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
