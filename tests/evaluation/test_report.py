@@ -79,6 +79,15 @@ def test_what_the_cloud_reads_is_work_as_well_as_what_it_writes() -> None:
     assert pair.cloud_share_interval == pytest.approx((0.3, 0.3))
 
 
+def test_a_verdict_is_work_though_no_answer_holds_its_tokens() -> None:
+    """Ten tokens of JSON an answer, of which two are in the answer; one consult gave nothing."""
+    verdicts = {**FOUND, PAIR: outcomes("Xx..", cloud=2, written=10, failed=1)}
+    pair = figures(PAIR, verdicts)
+    assert (pair.written, pair.cloud_tokens, pair.failed_calls) == (40, 8, 4)
+    assert pair.cloud_share == 0.2
+    assert pair.cloud_work == pytest.approx(12 / 20)
+
+
 @pytest.mark.parametrize("unmetered", [CLOUD, PAIR])
 def test_without_a_meter_nobody_knows_what_was_read(unmetered: Cell) -> None:
     silent = [

@@ -255,7 +255,8 @@ def _costs(table: Sequence[Figures]) -> FigureTable:
         "calls": lambda one: f"{one.cloud_calls / one.questions:.1f}",
         "prompt\ncomputed": lambda one: _each(one.prompt_computed, one.questions),
         "prompt\ncached": lambda one: _each(one.prompt_cached, one.questions),
-        "written": lambda one: _each(one.cloud_tokens + one.wasted_tokens, one.questions),
+        "failed": lambda one: f"{one.failed_calls / one.questions:.1f}",
+        "written": lambda one: _each(one.written, one.questions),
         "wasted": lambda one: _each(one.wasted_tokens, one.questions),
         "cloud\nwork": lambda one: metered(one.cloud_work, ".0%"),
     }

@@ -75,7 +75,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     `cut` is the fraction of replies cut at the maximum length, `changed` the fraction of consults
     (requests to the cloud model) whose first token differed from the edge's. `cloud_calls` counts
-    answered consults, `prompt_cached` and `prompt_computed` the cloud's prompt tokens as its engine
+    answered consults, `failed_calls` those without a usable reply, `written` the tokens of the
+    cloud's replies, `prompt_cached` and `prompt_computed` the cloud's prompt tokens as its engine
     reports them (None: not reported). `cloud_work` is the tokens that the cloud computed of prompts
     or wrote, over the same of the cloud alone. `difference` is the accuracy minus that of the
     report's main system, if there is one.
@@ -102,7 +103,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     cloud_share_interval: Interval
     cloud_tokens: int
     wasted_tokens: int
+    written: int
     cloud_calls: int
+    failed_calls: int
     changed: float | None
     prompt_cached: int | None
     prompt_computed: int | None
@@ -163,7 +166,9 @@ def _figures(cell: Cell, found: Outcomes, main: Cell | None, family: str | None 
         cloud_share_interval=ratio_interval(asked, output),
         cloud_tokens=sum(o.cloud_tokens for o in outcomes),
         wasted_tokens=sum(o.wasted_tokens for o in outcomes),
+        written=_written(outcomes),
         cloud_calls=sum(o.consults for o in outcomes),
+        failed_calls=sum(o.failed for o in outcomes),
         changed=changed_share(outcomes),
         prompt_cached=total(o.cached for o in outcomes),
         prompt_computed=total(o.computed for o in outcomes),
@@ -194,8 +199,12 @@ def _read(found: Outcomes, cell: Cell, main: Cell | None, grade: Grade) -> dict[
 def _work(outcomes: Sequence[Outcome]) -> int | None:
     """Return the prompt tokens that the cloud computed plus the tokens that it wrote."""
     computed = total(o.computed for o in outcomes)
-    written = sum(o.cloud_tokens + o.wasted_tokens for o in outcomes)
-    return None if computed is None else computed + written
+    return None if computed is None else computed + _written(outcomes)
+
+
+def _written(outcomes: Sequence[Outcome]) -> int:
+    own = (o.cloud_tokens + o.wasted_tokens if o.written is None else o.written for o in outcomes)
+    return sum(own)
 
 
 class Accuracy(msgspec.Struct, frozen=True):

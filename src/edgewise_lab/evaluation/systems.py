@@ -54,9 +54,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     context.
 
     `cloud_tokens` counts the cloud model's tokens in the answer, `wasted_tokens` those requested
-    but not used. `consults` counts the answered requests to the cloud model, `changed` those of
-    them whose first token differed from the edge's, `failed` the other requests. `discarded` counts
-    the edge's tokens of an answer that the cloud then wrote anew. `cached` and `computed` count
+    but not used; `written` those of all its replies, verdicts too (None: these two). `consults`
+    counts the answered requests to the cloud model, `changed` those of them whose first token
+    differed from the edge's, `failed` the other requests. `discarded` counts the edge's tokens of
+    an answer that the cloud then wrote anew. `cached` and `computed` count
     prompt tokens as the cloud's engine reports them (None: not reported).
 
     `uncertainty` is the router's mean score over the answer, `seconds` its duration, `bucket` the
@@ -74,6 +75,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     to_read: bool = False
     cloud_tokens: int = 0
     wasted_tokens: int = 0
+    written: int | None = None
     consults: int = 0
     changed: int = 0
     failed: int = 0
@@ -161,6 +163,8 @@ def outcome_of(question: Question, answer: Answer) -> Outcome:
         cut=answer.finish_reason == "length",
         cloud_tokens=usage.cloud_tokens,
         wasted_tokens=usage.wasted_tokens,
+        # What comes with scores is in no completion.
+        written=max(usage.cloud_completion_tokens, usage.cloud_tokens + usage.wasted_tokens),
         consults=usage.cloud_calls - usage.failed_calls,
         changed=usage.correction_tokens,
         failed=usage.failed_calls,
