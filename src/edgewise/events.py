@@ -226,8 +226,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alone(self) -> bool:
-        """Whether all requests to the cloud failed, so that the edge model wrote the whole text."""
-        return self.failed_calls > 0 and self.cloud_tokens == 0
+        """Whether requests to the cloud failed, and none wrote or accepted a token of the text."""
+        return self.failed_calls > 0 and not self.cloud_tokens and not self.verified_tokens
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):

@@ -139,7 +139,7 @@ def test_the_answer_does_not_depend_on_the_link(
         assert flying.usage.cloud_tokens <= cap
 
 
-@given(failing=st.integers(2, 5), agreement=st.sampled_from([0.0, 0.5, 0.9]))
+@given(failing=st.integers(2, 5), agreement=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 def test_a_block_that_fails_is_written_as_it_is_and_says_so(failing: int, agreement: float) -> None:
     edge = noise(3)
     cloud = agreeing(edge, noise(4), agreement)
@@ -148,6 +148,8 @@ def test_a_block_that_fails_is_written_as_it_is_and_says_so(failing: int, agreem
     assert answer.usage.failed_calls > 0
     assert all((one.source, one.ratio, one.threshold) == ("edge", None, None) for one in failed)
     told = answer.usage.verified_tokens + answer.usage.correction_tokens + len(failed)
+    # Alone is who has nothing of the cloud's: a token that it let stand is something.
+    assert answer.usage.alone == (len(failed) == len(answer.tokens))
     assert told == len(answer.tokens) > 0
 
 
