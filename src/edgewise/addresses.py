@@ -1,14 +1,14 @@
 """Model addresses: from what a user writes to a GGUF file or a model's folder on this disk.
 
     bundled                      one of the pair that ships with Edgewise
-    ./model.gguf                 a file's path; one that is also another's name, such as owner/repo,
-                                 is refused unless it begins with ./, ../, / or ~
-    smollm2, qwen2.5-coder-0.5b  a model that was measured, by its short name
+    ./model.gguf                 a file's path; if it also reads as a form below, as owner/repo
+                                 does, it is refused unless it begins with ./, ../, / or ~
+    smollm2, qwen2.5-coder-0.5b  the short name of a model in `edgewise.hub.known`
     ollama:qwen3:0.6b            the file of a model that Ollama has on this disk
     lmstudio:Qwen3-0.6B          ... that LM Studio has
-    owner/repo                   a hub repository: its file in the first of these quantisations
-                                 that it has: Q4_K_M, Q4_0, Q4_K_S, Q5_K_M, Q8_0; with none of
-                                 them, its first GGUF file by name
+    owner/repo                   a repository on the Hugging Face hub: its file in the first of
+                                 these quantisations that it has: Q4_K_M, Q4_0, Q4_K_S, Q5_K_M,
+                                 Q8_0; with none of them, its first GGUF file by name
     owner/repo:Q4_K_M            ... the file of that quantisation (any case)
     hf://owner/repo@rev/file     ... exactly that file, at that revision
     ./folder, owner/repo         a model in another form, where there is no GGUF: ONNX
@@ -88,7 +88,10 @@ _USER_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "state": ("XDG_STATE_HOM
 
 
 def bundled(part: Part) -> Path:
-    """Return the path of a bundled model (GGUF), the bundled router's folder, or all routers'."""
+    """Return the path of a part that ships with Edgewise: of a model (GGUF), or of a folder.
+
+    "router" is the folder of these models' router, "routers" that of all others.
+    """
     name = part if part.startswith("router") else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
 
@@ -101,9 +104,9 @@ def is_url(address: str) -> bool:
 def with_scheme(address: str) -> str:
     """Return a server's address as a URL; any other address unchanged.
 
-    Only an address on this device, such as localhost:8080, gets the `http://` that it lacks: to
-    other hosts an API key travels, so the user must choose. 0.0.0.0 and [::], which a server prints
-    that listens everywhere, become this device.
+    Only an address on this device, such as localhost:8080, gets a missing `http://`. For any other
+    host the user must choose http or https, since an API key is sent there. 0.0.0.0 and [::], which
+    servers that listen everywhere print as their address, become this device's.
     """
     if found := _ANYWHERE.match(address):
         here = "127.0.0.1" if found[2].startswith("0") else "[::1]"
@@ -112,13 +115,16 @@ def with_scheme(address: str) -> str:
 
 
 def without_endpoint(url: str) -> str:
-    """Return a server's URL, or a URL's path, without an API's `/v1` or endpoint at its end."""
+    """Return a server's URL, or its path, without an API's part at the end, such as `/v1`."""
     # Only the end is cut: no parser changes the rest between a check and a connection.
     return _ENDPOINT.sub("", url).rstrip("/")
 
 
 def each(addresses: str) -> list[str]:
-    """Split addresses at commas (clouds, nearest first), unless a file has the whole name."""
+    """Return the addresses of clouds that `addresses` lists, separated by commas.
+
+    If there is a file with the whole text as its name, that file is the only address.
+    """
     if os.path.exists(from_home(addresses)):
         return [addresses]
     return [with_scheme(one.strip()) for one in addresses.split(",")]
@@ -130,9 +136,9 @@ def from_home(name: str | Path) -> Path:
 
 
 def user_path(kind: Literal["cache", "state"], name: str) -> Path | None:
-    """Return the path of a file or folder of this user's; None for a user without a home.
+    """Return the path of this user's file or folder `name`; None for a user without a home folder.
 
-    It is in the XDG folder for `kind` on every operating system, as it is for the hub's own client.
+    On every operating system it is in the XDG folder for `kind`, as huggingface_hub's cache is.
     """
     variable, folder = _USER_FOLDERS[kind]
     # A relative one is ignored.
@@ -171,8 +177,8 @@ def hub_address(address: str) -> HubAddress | None:
 def resolve(address: str, role: Role) -> Path:
     """Return the GGUF file that `address` names, downloaded if need be.
 
-    `role` is the setting that errors name, and says whether the address "bundled" means the edge
-    model or the cloud model. Raises `AddressError`.
+    `role` is the setting that holds the address. Errors name it, and it says whether "bundled" is
+    the edge model or the cloud model. Raises `AddressError`.
     """
     if address == "bundled":
         return bundled("edge" if role == "edge" else "cloud")
@@ -233,10 +239,11 @@ def resolve_tokenizer(address: str) -> Path:
 
 
 class ModelFiles(NamedTuple):
-    """The files of a model that is not GGUF, by which edge engines recognise it.
+    """The files of a model that is not GGUF: they show which edge engine can open the model.
 
-    `names` are the file names in its folder, `config` is the path of its `config.json`, and
-    `library` is the hub's `library_name`, such as "transformers" or "mlx".
+    An edge engine is a library that runs edge models. `names` are the file names in its folder,
+    `config` is the path of its `config.json`, and `library` is the hub's `library_name`, such as
+    "transformers" or "mlx".
     """
 
     names: Sequence[str]
@@ -245,9 +252,9 @@ class ModelFiles(NamedTuple):
 
 
 def model_files(address: str) -> ModelFiles | None:
-    """Return what an edge engine may recognise the model by; None for a GGUF file.
+    """Return the files of the model at `address`; None for a GGUF file or an address of one.
 
-    Raises `AddressError`.
+    They show which edge engine (library) can open the model. Raises `AddressError`.
     """
     if address == "bundled" or _file(address) is not None:
         return None
@@ -267,7 +274,7 @@ def model_files(address: str) -> ModelFiles | None:
 def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
     """Return the folder of the model at `address`, and a name for the model.
 
-    From a hub repository the files whose names end as `reads` says are downloaded. Raises
+    From a hub repository the files are downloaded whose names end with one of `reads`. Raises
     `AddressError`.
     """
     if folder := local_folder(address):

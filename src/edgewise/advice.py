@@ -1,9 +1,10 @@
-"""Advice on a user's own pair: what is fastest and cheapest, and what routing buys here.
+"""Advice on a user's own pair: whether the edge alone, the pair or the cloud alone serves best.
 
-Where both models share a machine they are timed while they decode (`decoded`): they compete for its
-cores, which no formula knows. Else a few steps and requests are timed (`edge_step`, `cloud_pace`),
-and formulas give the time of an answer of `ANSWER` tokens after a prompt of `PROMPT` tokens that
-both models have read. Costs always follow by formula. Nothing here says how right the answers are.
+Models that share a machine compete for its cores. So their decoding itself is timed (`decoded`).
+Otherwise a few steps of the edge model (`edge_step`) and a few requests to the cloud model
+(`cloud_pace`) are timed. Formulas then give the time of an answer of `ANSWER` tokens after a prompt
+of `PROMPT` tokens that both models have read. Costs always come from formulas. Nothing here says
+how right the answers are.
 """
 
 import math
@@ -64,11 +65,12 @@ _WORTH = 0.9
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """The advice and the figures behind it; `edge`, `routing`, `streaming` are seconds per token.
+    """The advice and the figures behind it.
 
-    `routing` is the pair, `streaming` the cloud model alone, None if it could not be measured.
-    `cost_ratio` is the pair's cost over that of streaming, None without a price. `sentences` are
-    about speed, cost and what to do.
+    `edge`, `routing` and `streaming` are the seconds per token of the edge model alone, of the
+    pair, and of the cloud model alone, which streams its answer (None: not measured). `cost_ratio`
+    is what the pair costs over what streaming costs, None without a price or if streaming is free.
+    `sentences` are one each about speed, cost and what to do.
     """
 
     fastest: System
@@ -80,15 +82,16 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """Inputs of the formulas, in seconds.
+    """What the formulas compute from; times are in seconds.
 
-    The edge takes `step` per token, the cloud `cloud_token` per token that it streams (None if that
-    could not be measured). A consult (a request to the cloud model) takes one `round_trip` of the
-    link and `consult` of the engine's own time. `asked` (p) is the share of tokens that are asked
-    for or corrected, `changed` (d) the share of consults whose completion differs from the edge's
-    token, `speculate` the greatest number of drafts. `cached` is the share of a prompt sent again
-    that the provider has cached. `verify` is the time of a verified block, round trip included;
-    None where a router asks instead.
+    `step` is the edge model's time per token, and `cloud_token` the cloud model's when it streams
+    (None: not measured). A consult (a request to the cloud model) takes `round_trip` on the link
+    and `consult` in the engine. `asked` (p) is the share of tokens that the router asks the cloud
+    for or, where the cloud verifies, that it corrects. `changed` (d) is the share of consults whose
+    completion differs from the edge's token, and `speculate` the most draft tokens that the edge
+    writes during a consult. When a prompt is sent again, the provider has the share `cached` of it
+    in its cache. `verify` is the time to verify a block of `BLOCK` draft tokens, round trip
+    included; None if the cloud does not verify.
     """
 
     step: float
@@ -103,12 +106,15 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trip(self) -> float:
-        """The duration of a consult as the edge sees it, RTT + c."""
+        """The time from sending a consult to its completion: `round_trip` plus `consult`."""
         return self.round_trip + self.consult
 
 
 class DecodedPace(NamedTuple):
-    """Seconds per token, prompts included, of each system; `cloud` is None if it wrote nothing."""
+    """Seconds per token written by each system, with the time to read the prompts included.
+
+    `cloud` is None if the cloud model alone wrote nothing.
+    """
 
     edge: float
     pair: float
@@ -116,14 +122,15 @@ class DecodedPace(NamedTuple):
 
 
 class CloudPace(NamedTuple):
-    """What a few requests to the cloud measured; times are in seconds.
+    """What a few requests to the cloud model showed; times are in seconds.
 
-    The `first` consult, a later `consult`, and each further `token` took so long; `verify` is the
-    time of a block of `BLOCK` tokens, None where the cloud cannot verify. Of a consult `engine` is
-    the engine's own time, None if the engine does not report it. `token` is None where the cloud
-    ended its answers too soon, or was no slower with the longer one. Of a prompt of `prompt` tokens
-    that was sent again, `computed` were computed again, None without a usage report. In all
-    `requests` were made, with `tokens` tokens, prompts included.
+    `first` is the time of the first consult, which reads the prompt, `consult` that of a later one
+    for a token, and `token` that of each further token in a reply. `token` is None if the replies
+    ended too soon, or if longer replies took no longer. `engine` is the part of `consult` that the
+    engine itself took, None if it does not report it. `verify` is the time to verify `BLOCK`
+    tokens, None if the cloud cannot. When a prompt of `prompt` tokens was sent again, `computed` of
+    them were computed again, None without a usage report. `requests` is the number of all requests,
+    and `tokens` that of all tokens in them, prompts and replies.
     """
 
     first: float
@@ -148,9 +155,9 @@ def advise(
 ) -> Advice:
     """Return advice from measured `conditions`.
 
-    `routing` and `streaming` are measured seconds per token; without them formulas give them.
-    `local`: the cloud model runs on this device. `place` ends the sentence about speeds: what they
-    hold for.
+    `routing` and `streaming` are measured seconds per token, as in `Advice`; without them formulas
+    give them. `local`: the cloud model runs on this device. `place` ends the sentence about speeds
+    and says for which answers they hold.
     """
     speeds: dict[System, float] = {
         "edge": conditions.step,
@@ -295,11 +302,13 @@ def edge_step(model: EdgeModel) -> float:
 def cloud_pace(
     cloud: CloudModel, tokenizer: Tokenizer, deadline: float, *, lines: Sequence[int] = (0,)
 ) -> CloudPace:
-    """Time four requests to the cloud, or five with verification, each with new text to read.
+    """Time four requests to the cloud model, or five if it can verify.
 
-    `lines` are numbers of extra lines of text in the prompt; the first number that the engine does
-    not reject is used. (Caches have blocks of up to 1,024 tokens, so a short prompt shows no
-    caching.) `deadline` is in seconds per request. Raises a `CloudError`.
+    Each has the same prompt and at least one more token of a begun answer than the one before, so
+    there is always something new to read. `lines` are numbers of extra lines of text in the prompt,
+    tried in turn until the engine does not reject the prompt. (Caches have blocks of up to 1,024
+    tokens, so a short prompt shows no caching.) `deadline` is in seconds per request. Raises a
+    `CloudError`.
     """
     for count in lines[:-1]:
         with suppress(CloudRejected):
@@ -352,11 +361,12 @@ def cloud_alone(conditions: MeasuredConditions) -> float | None:
 
 
 def excess(conditions: MeasuredConditions) -> float:
-    """Return the seconds that a consult, or a verified block's correction, adds to an answer.
+    """Return by how many seconds a consult, or a verified block's correction, delays an answer.
 
-    A consult: for a completion that differs from the edge's token, as a share d of them does, the
-    answer waits in full. For one that agrees it waits only for what is left when the edge has made
-    `speculate` drafts; the first draft is the token asked for, whose step is done already.
+    A consult: if the completion differs from the edge's token, as a share `changed` of them does,
+    the answer waits for the whole consult. If it agrees, the answer waits only for what is left of
+    the consult once the edge has written its `speculate` drafts. The first draft saves no time: it
+    is the edge's token itself, which was computed before the cloud was asked.
 
     A correction: the answer waits for the block's verdicts, and all drafts behind the corrected
     token are lost. So the whole verification counts, and the steps of half a block.
@@ -368,13 +378,14 @@ def excess(conditions: MeasuredConditions) -> float:
 
 
 def cost_over_streaming(conditions: MeasuredConditions, price: Price) -> float | None:
-    """Return what consults cost over what streaming the answer costs; None if streaming is free.
+    """Return the cost of an answer's consults over that of streaming it; None if streaming is free.
 
-    Streaming is one request: P prompt tokens at the price of input, T answer tokens at that of
-    output. Of N = p T consults for a token each bills the prompt, on average half an answer, and
-    the token. The prompt of the first is new; of each later one the share `cached` costs less. A
-    verified block bills the same, but no output token. That limits on cost (docs/costs.md) would
-    refuse some of the consults is not considered.
+    Streaming is one request: `PROMPT` tokens at the price of input, `ANSWER` tokens at that of
+    output. A router makes `asked` times `ANSWER` consults. Each bills the prompt, on average half
+    an answer, and the one token that it returns. All that the first consult sends is new to the
+    provider; of each later one the share `cached` costs less. A verified block bills the same, but
+    no output token. Limits on cost (docs/costs.md), which would refuse some consults, are not
+    considered.
     """
     new, cached, written = (float(one) for one in (price.input, price.cached, price.output))
     streaming = PROMPT * new + ANSWER * written

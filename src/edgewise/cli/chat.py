@@ -102,7 +102,7 @@ def _elsewhere(address: str) -> bool:
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A question and its answer. `whole`: not interrupted; `local`: for trusted clouds only."""
+    """A question and its answer: `whole` if not interrupted, `local` if only for trusted clouds."""
 
     question: str
     answer: str

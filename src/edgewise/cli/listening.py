@@ -27,7 +27,7 @@ Connections = Annotated[
 
 
 class Listening(NamedTuple):
-    """A listening socket, its URL, and the keyword arguments of a `Listener` (`limits`)."""
+    """A listening socket, its URL, and its server's `limits`: most connections, TLS context."""
 
     socket: "socket.socket"
     url: str

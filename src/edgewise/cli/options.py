@@ -89,9 +89,9 @@ def takes(
 
     The options replace the command's parameter `chosen: Settings`, in which it gets the settings
     from flags, environment and settings file, merged. Settings in `reads` have no option here: they
-    come from the environment or the file, or from a parameter of the command with that name, whose
-    first value wins. Settings in `unaffected` do not matter to the command. If the environment or
-    the file sets any other setting, the command fails with `UsageError`.
+    come from the environment or the file, or from the command's own parameter of that name (if that
+    is a list, from its first item). Settings in `unaffected` do not matter to the command. If the
+    environment or the file sets any other setting, the command fails with `UsageError`.
     """
     honoured = {*options, *reads, *KEYS}
     refused = frozenset(NAMES) - {*options, *reads, *unaffected}
@@ -139,9 +139,10 @@ def flags_of(names: Sequence[str]) -> Settings:
 
 
 def locate(error: EdgewiseError) -> None:
-    """Add to an error where its setting is set: the running command's flag, or a variable.
+    """Set an error's `where` to the place where its setting is set: a flag or a variable.
 
-    Nothing is added if the error's message begins with the setting's name.
+    The flag is one of the running command. Nothing is set if the error names no setting, or if its
+    message begins with the setting's name.
     """
     setting = error.setting
     if setting is None or error.message.startswith(settings.spelled(setting)):
@@ -154,13 +155,13 @@ def locate(error: EdgewiseError) -> None:
 
 
 def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
-    """Raise `UsageError` if a settings file, which may come from others, sets what it must not.
+    """Raise `UsageError` if a settings file, which others may have written, sets a risky setting.
 
-    `places` says where each setting was given. A file must not name a router that would run code,
-    nor set `trust` or `edge_hosts`. A cloud model or an edge model's server that the file names
-    gets only a key from the same file, and a note on stderr tells the user. The edge model's
-    server sees every prompt: it must be on this machine, and even so is refused if the user asked,
-    by flag or variable, for redaction, no cloud or allowed hosts.
+    `places` says where each setting was given. A file may not name a router that would run code,
+    nor set `trust` or `edge_hosts`. If it names a cloud model or an edge model's server, a note on
+    stderr tells the user. A key in the file is only for what the file names, which gets no other
+    key. The edge model's server sees every prompt. So a file may only name one on this machine, and
+    none if the user asked, by flag or variable, for redaction, no cloud or allowed hosts.
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}

@@ -276,7 +276,7 @@ def statistics(usage: Usage, timing: Timing) -> str:
 
 
 def costed(cost: AnswerCost) -> str:
-    """Return a text of what answers cost, and what was saved or lost against the cloud alone."""
+    """Return what answers cost, and what was saved or lost against the cloud alone, as text."""
     kept = "lost" if cost.saved < 0 else "saved"
     part = f" ({abs(cost.saved) / cost.alone:.0%})" if cost.alone else ""
     about = "about " if cost.estimated else ""
@@ -331,7 +331,7 @@ class _ProgressLines(Progress):
 
 
 def show(table: Table) -> None:
-    """Print a table on stdout: folded to a terminal's width, or unfolded into a pipe or file."""
+    """Print a table on stdout; its cells are wrapped to fit a terminal, but not a pipe or file."""
     out.print()
     if out.is_terminal:
         for column in table.columns:

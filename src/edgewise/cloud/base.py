@@ -27,8 +27,9 @@ class ConsultRequest(msgspec.Struct, frozen=True):
     """A consult: one request to the cloud model, to write tokens or to verify draft tokens.
 
     `ids` are the token ids of the prompt and of the answer so far. `n` is how many tokens the cloud
-    model is to write after them (words, if its vocabulary is another). `deadline` is in seconds
-    from the call. `sent` counts every message handed to a connection, even if the consult fails.
+    model is to write after them (words, if its vocabulary is another); `verify` is how many of the
+    last ids it is to verify instead. `deadline` is in seconds from the call. `sent` counts every
+    message handed to a connection, even if the consult fails.
     """
 
     ids: Sequence[int]
@@ -57,11 +58,12 @@ class CloudSession(Protocol):
         ...
 
     def prefetch(self, ids: Sequence[int], record: Recorder = Outgoing) -> Future[None] | None:
-        """Send ids ahead of a consult, so that their prefill is done when one comes. Best effort.
+        """Send ids ahead of a consult, so that their prefill is done when one comes.
 
-        If the model `prefetches`, this is called with the prompt's ids, then again after each
-        token, with those of the answer added. `record` makes the `Outgoing` that counts what
-        leaves. Returns a future that is done when the ids were sent; None where nothing is sent.
+        Called only if the model's attribute `prefetches` is true: first with the prompt's ids,
+        later with those of the answer so far added. `record` is called with the ids, and returns
+        the `Outgoing` that counts what is sent. Returns a future that is done when the ids were
+        sent; None where nothing is sent. Best effort.
         """
         return None
 
@@ -117,8 +119,8 @@ class CloudModel(Protocol):
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Connect, and check that the model can serve an edge model with this `tokenizer`.
 
-        Returns `vocabulary_check`. Raises `VocabularyMismatch` if the model cannot, for example as
-        their ids differ, and a `CloudError` if it does not answer.
+        Returns how the model was judged, in words (`vocabulary_check`). Raises `VocabularyMismatch`
+        if it cannot, for example because the ids differ, and a `CloudError` if it does not answer.
         """
         ...
 
@@ -129,7 +131,7 @@ class CloudModel(Protocol):
     def local_only(self, prompt: Prompt) -> bool:
         """Whether the prompt holds a private word that forbids sending anything of the prompt.
 
-        This is a word of a class with the treatment "local" in the setting `redact`.
+        The setting `redact` says which words those are: iban=local, for example, says so of IBANs.
         """
         return False
 

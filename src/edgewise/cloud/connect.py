@@ -1,7 +1,8 @@
 """Connecting to the cloud model behind a URL.
 
-The model is asked by token ids if it has the edge model's vocabulary, or if its tokenizer is known
-here; else by text; and if it cannot continue a text, it is asked to verify passages.
+The model is asked by token ids if it has the edge model's vocabulary, or if the cloud model's own
+tokenizer is given. Otherwise it is sent text, which it continues. A model behind an API that cannot
+continue a text verifies whole passages of the answer instead, such as paragraphs.
 """
 
 import asyncio
@@ -80,10 +81,11 @@ def connect(
 
     `engine` is a name of `ENGINES`; "auto" detects the engine. `model` names one of several there,
     `own` is the cloud model's tokenizer, and `context_filter` hides private words from the cloud.
-    The model is asked by ids if the vocabularies match or `own` is given, otherwise in the engine's
-    text dialect. For an unknown server, the text dialects are tried until one continues an answer,
-    then the chat APIs, which verify passages. `CloudModel.vocabulary_check` says what was found.
-    Raises a `CloudError`, `VocabularyMismatch` or another `UsageError`.
+    The model is asked by ids if the vocabularies match or `own` is given, otherwise by text,
+    through the engine's text API. For an unknown server, the known text APIs are tried until one
+    continues an answer, then the chat APIs, where the model verifies passages of the answer.
+    `CloudModel.vocabulary_check` says what was found. Raises a `CloudError`, `VocabularyMismatch`
+    or another `UsageError`.
     """
 
     def by_text(name: str) -> CloudModel:

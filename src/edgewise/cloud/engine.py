@@ -1,4 +1,4 @@
-"""Cloud models behind a network address. All of their I/O runs in an event loop's own thread."""
+"""Cloud models behind a network address. Each has a thread with an event loop for its I/O."""
 
 import asyncio
 import logging
@@ -100,19 +100,20 @@ class IoThread:
 
 
 class Clients:
-    """Makes a `Client` for each consult of a session, with ids that name both in engines' logs.
+    """Makes the `Client` (sender) of each consult of one session with a cloud model.
 
-    The session's id is random; a consult's (its request id) is made of it and a number.
+    In engines' logs a client's random session id names the session, and its request id, made of the
+    session's and a number, names the consult.
     """
 
     def __init__(self) -> None:
         self._session, self._asks = secrets.token_hex(12), 0
 
     def of(self, sent: Outgoing, end: float | None = None) -> Client:
-        """Return the client of the next consult, whose messages `sent` counts; set its request id.
+        """Return the client of the next consult; set its request id in `sent` too.
 
-        `end` is when the consult's deadline passes, by the monotonic clock; with None, an engine
-        that is busy is not asked again.
+        `sent` counts the consult's messages. `end` is its deadline by the monotonic clock: until
+        then a busy engine is asked again; with None it is not.
         """
         self._asks += 1
         sent.request_id = request_id(self._session, self._asks)
@@ -206,9 +207,9 @@ class EngineCloud(RemoteCloud):
         return self.vocabulary_check
 
     async def complete(self, request: ConsultRequest, client: Client) -> Completion:
-        """Send one consult with all ids before it; the engine's prefix cache saves the prefill.
+        """Send one consult with all of its ids, of prompt and answer, and return its completion.
 
-        Raises a `CloudError`.
+        The engine's prefix cache saves the prefill. `client` is the sender. Raises a `CloudError`.
         """
         if not request.ids:
             raise CloudRejected("A consult needs at least one token id.")

@@ -38,7 +38,7 @@ PREFETCHED = 16
 
 
 class GatewayText(LlamaServerEngine):
-    """Asks a gateway, over HTTP, for the text of ids; gateways use llama-server's form for this."""
+    """Asks a gateway for the text of ids, by HTTP requests like those of a llama-server."""
 
     async def end_text(self) -> str | None:
         try:
@@ -49,7 +49,7 @@ class GatewayText(LlamaServerEngine):
 
 
 class GatewayCloud(RemoteCloud):
-    """A cloud model behind a gateway at a URL, which is sent each token id only once.
+    """A cloud model behind a gateway at a URL, to which a session sends only ids that it lacks.
 
     A gateway serves one model: a `model` that is named here must be this one. `key` is sent as a
     bearer token. The certificate of an `https` URL is verified.
@@ -97,9 +97,9 @@ class GatewayCloud(RemoteCloud):
         """Return a link (a session with the gateway) for an answer whose first ids are `ids`.
 
         Prefers the idle link whose session has the longest common prefix with `ids`, if that is at
-        least half of the ids that the gateway holds for it. (With less, the link may be that of
-        another conversation with the same system message, which needs it again.) Otherwise makes a
-        new link or, if `MOST_IDLE` are idle, takes the one idle for longest. To be called in the
+        least half of the ids that the gateway holds for it. (A shorter prefix may be just a system
+        message that two conversations share: the other one still needs its session.) Otherwise
+        makes a new link or, if `MOST_IDLE` are idle, takes the one idle for longest. Call it in the
         I/O thread.
         """
         best = max(self._idle, key=lambda link: link.shared(ids), default=None)
@@ -119,11 +119,11 @@ class GatewayCloud(RemoteCloud):
             await oldest.forget()
 
     async def require_same(self, served: str) -> None:
-        """Raise a `CloudError` unless the gateway serves the right model, with the checked ids.
+        """Raise a `CloudError` unless the gateway serves the right model, with unchanged ids.
 
         `served` is the model's name, as a new connection reports it; `self.model`, if set, must
-        equal it. If the last comparison is older than `FRESH_SECONDS`, and the gateway
-        detokenizes, some ids must also still have the text that they had at the check.
+        equal it. Some ids must decode to the same text as when the vocabulary was checked; this is
+        tested only if the gateway detokenizes, and the last test is older than `FRESH_SECONDS`.
         """
         if self.model not in (None, served):
             raise CloudRejected(
@@ -195,9 +195,10 @@ class GatewayCloud(RemoteCloud):
 
 
 class GatewaySession:
-    """The session of a `GatewayCloud`: sends the ids that the gateway lacks, also by prefetches.
+    """The session of a `GatewayCloud`: consults and prefetches send the ids that the gateway lacks.
 
-    The first ids to send choose the link (`GatewayCloud.take`), which `close` gives back.
+    The ids of the first one decide which link is used (`GatewayCloud.take`); `close` gives the link
+    back for later answers.
     """
 
     def __init__(self, gateway: GatewayCloud) -> None:

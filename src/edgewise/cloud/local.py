@@ -32,10 +32,10 @@ _T = TypeVar("_T")
 
 
 class LocalCloud(CloudModel):
-    """A cloud model in this process, over any `EdgeModel`: nothing leaves the machine.
+    """A cloud model in this process: `model`, a large model that was loaded as edge models are.
 
-    The edge model must have the same vocabulary, unless an `Adapter` is put around this model.
-    `close` fails running consults at their next token, then closes `model`.
+    Nothing leaves the machine. The edge model must have the same vocabulary, unless an `Adapter` is
+    put around this model. `close` fails running consults at their next token, then closes `model`.
     """
 
     def __init__(self, model: EdgeModel) -> None:
@@ -79,8 +79,9 @@ class LocalCloud(CloudModel):
 class LocalSession(CloudSession):
     """The session of a `LocalCloud`, whose KV cache keeps what consecutive consults share.
 
-    The first consult opens a session with the model, in this session's own thread, once a slot is
-    free. Nothing is prefetched: the model would be busy when a consult comes.
+    At the first consult the session's own thread opens an `EdgeSession` of the large model. It
+    waits until one of the model's slots (for one open session each) is free. Nothing is prefetched:
+    the model would be busy when a consult comes.
     """
 
     def __init__(self, cloud: LocalCloud) -> None:
@@ -94,7 +95,7 @@ class LocalSession(CloudSession):
         return self._submit(partial(self._answer, request, time.monotonic() + request.deadline))
 
     def forget(self) -> None:
-        """Empty the KV cache, in turn: after consults asked before, and ahead of later ones."""
+        """Empty the KV cache, once the consults sent before this call are done."""
         self._submit(self._drop).add_done_callback(log_failure)
 
     def close(self) -> None:

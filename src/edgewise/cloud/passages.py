@@ -63,11 +63,11 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ends_passage(text: str, tokens: int, *, code: bool) -> bool:
-    """Whether a passage may end after `text`, which has `tokens` tokens, at least `SHORTEST`.
+    """Whether a passage may end after `text`, which has `tokens` tokens.
 
-    It may after a paragraph or a whole fenced code block; from `LONGEST` tokens on after any line
-    and, outside code, any sentence; from `MOST` on anywhere. `code` says whether the text begins
-    inside such a block.
+    A passage may end after a paragraph or a whole fenced code block; from `LONGEST` tokens on after
+    any line and, outside code, any sentence; from `MOST` on anywhere. The caller sees that it has
+    at least `SHORTEST`. `code` says whether `text` begins inside such a block.
     """
     inside = in_code(text, code)
     if not inside and (_closes(text) or text.endswith("\n\n")):

@@ -67,8 +67,8 @@ class _Passage(NamedTuple):
 class ReaderCloud(ApiCloud):
     """A cloud model behind a chat API, which verifies an answer passage by passage.
 
-    It has the text of a passage proofread, so it works with any vocabulary. `seconds` is how long
-    the check at the start took.
+    It proofreads passages (paragraphs or blocks of code) as text, so it works with any vocabulary.
+    `seconds` is how long the check at the start took.
     """
 
     reads_passages = True
@@ -86,10 +86,11 @@ class ReaderCloud(ApiCloud):
         return ReaderSession(self, prompt)
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
-        """Check that the API gives verdicts, by a passage with an obvious mistake.
+        """Check that the API gives verdicts: it is sent a passage with an obvious mistake.
 
-        Logs a warning if the mistake is missed. Raises `CloudRejected` if the reply is no verdict,
-        otherwise as `CloudModel.check_vocabulary`.
+        A missed mistake is only logged, as a warning. Returns how the model is used, in words.
+        Raises `VocabularyMismatch` if `tokenizer` is not the edge model's, and a `CloudError`:
+        `CloudRejected` if the reply is no verdict.
         """
         self.require_edge(tokenizer)
         begun = time.monotonic()

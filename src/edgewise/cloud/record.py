@@ -1,7 +1,8 @@
 """The record of what was sent to cloud models: counts for each answer, on demand every message.
 
-A session adds each message to an `Outgoing` before it leaves. All of these are made by the answer's
-`SentAnswer`, so nothing is sent that is not recorded. Counts hold no text and stay in memory.
+A session adds each message to an `Outgoing` before it leaves. Every `Outgoing` of an answer is made
+by the answer's `SentAnswer`, so nothing of the answer is sent that is not recorded. Counts hold no
+text and stay in memory.
 """
 
 import errno

@@ -1,8 +1,9 @@
-"""Hiding private words from a cloud model: the contract of a context filter; the setting `redact`.
+"""Hiding private words from a cloud model: what a context filter must do, and the setting `redact`.
 
-A cloud model of the edge's vocabulary is sent the very ids that the edge model reads. A filter
-works in the cross-tokenizer adapter, which sends the conversation as text and so can put
-placeholders for words. The filter and its detectors are an option (`options/redact`).
+A context filter decides what a cloud model sees of a conversation. It works in the cross-tokenizer
+adapter, which sends the conversation as text, so that placeholders can stand for words; a cloud
+model of the edge's vocabulary is otherwise sent the very ids that the edge model reads. The filter
+that `redact` sets up, and its detectors, are an optional part (`options/redact`).
 """
 
 import re

@@ -51,9 +51,10 @@ class Adapter(AdaptedCloud):
         return AdaptedIdSession(self, prompt)
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
-        """Check that the cloud model's ids are those of the tokenizer `own`.
+        """Check that the cloud model's ids are those of its tokenizer `own` (see the constructor).
 
-        `tokenizer` is the edge model's. Raises `VocabularyMismatch` or a `CloudError`.
+        `tokenizer` is the edge model's. Returns what was found, in words. Raises
+        `VocabularyMismatch` or a `CloudError`.
         """
         self.require_edge(tokenizer)
         try:
@@ -79,9 +80,10 @@ def adapted(
 ) -> CloudModel:
     """Return an `Adapter` around `cloud` if its vocabulary is not the edge model's, else `cloud`.
 
-    `own` is the cloud model's tokenizer; a model in this process has its own in its file. Without a
-    tokenizer the vocabulary is taken for the edge's, which `check_vocabulary` verifies later. With
-    a `context_filter` an adapter is always made; raises `UsageError` if `cloud` is one already.
+    `own` is the cloud model's tokenizer. If it is None, the tokenizer of a model in this process is
+    read from the model; any other model is assumed to have the edge model's vocabulary, which
+    `check_vocabulary` verifies later. With a `context_filter`, which hides private words, an
+    adapter is always made; then `UsageError` is raised if `cloud` is an adapter already.
     """
     if own is None and cloud.local is not None:
         own = cloud.local.tokenizer
@@ -103,9 +105,9 @@ def checked(
     own: Tokenizer | None = None,
     context_filter: ContextFilter | None = None,
 ) -> CloudModel:
-    """Return `adapted` of the same arguments, after its `check_vocabulary`.
+    """Return the model that `adapted` makes of these arguments, with its vocabulary checked.
 
-    If either raises an error, `cloud` is closed.
+    Raises what `adapted` and `check_vocabulary` raise; `cloud` is closed then.
     """
     try:
         model = adapted(cloud, edge, own, context_filter)
@@ -148,9 +150,10 @@ class AdaptedIdSession(AdaptedSession):
         return reply
 
     def read(self, consult: WordConsult, reply: Completion) -> ReplyChunk:
-        """Return the text of a completion of one request, as bytes, without its end tokens.
+        """Return the text of the `reply` to one request, without its end tokens.
 
-        Raises `CloudProtocolError` if the completion is invalid.
+        The ids of the reply are added to `consult.ids`, for the next request. Raises
+        `CloudProtocolError` if the reply is invalid.
         """
         own = self.own
         reply.validate(asked=consult.step, prompt=len(consult.ids), size=own.size)

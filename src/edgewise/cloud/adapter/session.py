@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class AdaptedCloud(CloudModel):
-    """Base class of cloud models of another vocabulary, whose text a context filter may redact."""
+    """Base class of cloud models of another vocabulary; `context_filter` hides private words."""
 
     step: int | None = None
     """Tokens that each request asks for; None for as many as the wanted words may take."""
@@ -73,9 +73,10 @@ class AdaptedCloud(CloudModel):
         self.filtered = f", {context_filter.name}" if context_filter else ""
 
     def budget(self, words: int) -> tuple[int, int]:
-        """Return how many tokens each request of a consult for `words` words asks for, and a limit.
+        """Return how many tokens to ask for, in each request and in all, to get `words` words.
 
-        Once replies have this many tokens in all, no further request is made.
+        Requests are made until the words are complete, or the replies have the second number of
+        tokens.
         """
         further = FURTHER * (words - 1)
         return self.step or min(WORD + further, AT_ONCE), LONGEST + further
@@ -98,10 +99,11 @@ class AdaptedCloud(CloudModel):
 
 
 class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of the requests of a consult brought.
+    """What the reply to one of a consult's requests adds.
 
-    `data` is the new text in UTF-8, and may end inside a character; `ended` says whether the cloud
-    ended the answer there; `size` is how many tokens count towards the limit of the consult.
+    `data` is the new text in UTF-8, and may end inside a character. `ended` says whether the cloud
+    ended the answer there. `size` is how many tokens count towards the most that the consult may
+    take (`AdaptedCloud.budget`).
     """
 
     data: bytes
@@ -112,9 +114,10 @@ class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
 class AdaptedSession(CloudSession, ABC):
     """Base class of sessions with a cloud model of another vocabulary.
 
-    Subclasses set three attributes at the latest in `begin`. `puts_blanks`: the cloud reads an
-    answer as if a blank stood before it. `holds_lines`: line ends at the answer's end are held
-    back, as blanks always are. `leaves_thoughts`: a finished block of reasoning is not sent.
+    Subclasses set three attributes at the latest in `begin`. `puts_blanks`: the blank with which
+    the cloud begins an answer is not part of it, and is dropped. `holds_lines`: line ends at the
+    end of the text are not sent, as blanks there never are. `leaves_thoughts`: a finished block of
+    reasoning is not sent.
     """
 
     puts_blanks = holds_lines = leaves_thoughts = False
@@ -137,14 +140,14 @@ class AdaptedSession(CloudSession, ABC):
 
     @abstractmethod
     def request(self, consult: "WordConsult", deadline: float) -> Future[Any]:
-        """Send the next request of a consult; return the future of its reply.
+        """Send the next request for the words that `consult` wants; return the future of its reply.
 
         `deadline` is in seconds from now. The future fails with a `CloudError`.
         """
 
     @abstractmethod
     def meter(self, consult: "WordConsult", reply: Any) -> Completion:
-        """Return a completion without ids, whose counts say what the request was billed."""
+        """Return a completion that says what `reply` was billed; only its counts are used."""
 
     @abstractmethod
     def read(self, consult: "WordConsult", reply: Any) -> ReplyChunk:
@@ -213,10 +216,11 @@ def preceding(edge: Tokenizer, prompt: Prompt) -> Context:
 
 
 class WordConsult:
-    """A consult for words, which sends requests until enough words are complete.
+    """A question to the cloud model for some words: requests are sent until they are complete.
 
-    `data` is what the cloud has written so far: the next request continues after it. `ids` are all
-    ids that were sent and written, if the cloud takes ids. Runs in the threads that bring replies.
+    `data` is what the cloud has written so far, and the next request continues after it. `ids` are
+    the cloud model's ids of all that was sent and written, empty for a cloud that takes text. Each
+    reply is handled in the thread that brings it.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApiCloud(AdaptedCloud):
-    """Base class of cloud models behind a text API (`TextEngine`), with an I/O thread each."""
+    """Base class of cloud models behind a text API (`TextEngine`); each model has an I/O thread."""
 
     def __init__(
         self, engine: TextEngine, *, edge: Tokenizer, context_filter: ContextFilter | None = None
@@ -79,7 +79,7 @@ class ApiCloud(AdaptedCloud):
 
 
 class TextCloud(ApiCloud):
-    """A cloud model behind an API that continues text; it is asked for words, where a word begins.
+    """A cloud model behind an API that continues text: it is asked between words, for whole words.
 
     After `check_vocabulary`, `capabilities` says how the API continues a started answer.
     """
@@ -116,9 +116,9 @@ class TextCloud(ApiCloud):
         return self.vocabulary_check
 
     async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
-        """Send a request and return the reply.
+        """Send a request and return the reply; `client` is the sender, a session.
 
-        Raises a `CloudError`, also if the API begins to serve another model meanwhile.
+        Raises a `CloudError`, also if the API serves another model once the reply is here.
         """
         try:
             await self._recheck()
@@ -149,7 +149,7 @@ class TextCloud(ApiCloud):
 
 
 class AdaptedTextSession(AdaptedSession):
-    """The session of a `TextCloud`: each consult sends all messages and the answer's text."""
+    """The session of a `TextCloud`: each request sends all messages and the answer's text."""
 
     # Templates do so with earlier turns, and APIs take no signs of other families.
     leaves_thoughts = True

@@ -1,8 +1,9 @@
 """Word boundaries: where a cloud model with another vocabulary is asked, and what its reply adds.
 
-Consults are made, and replies end, between two words. A reply is appended in the edge model's ids,
-so nothing that is in its KV cache is tokenized again. Blocks of reasoning, which models write
-before an answer, are found here too: some cloud models cannot continue inside one.
+The cloud model is asked, and its replies end, between two words. A reply is converted to ids of the
+edge model and appended: the ids before it, which are in the edge model's KV cache, stay as they
+are. Blocks of reasoning, which models write before an answer, are found here too: some cloud models
+cannot continue inside one.
 """
 
 import codecs
@@ -49,7 +50,7 @@ class Kept(NamedTuple):
 def opens_word(before: str, after: str) -> bool:
     """Whether a word, or the blanks before a word, begin where `after` follows `before`.
 
-    True if either text is empty, as that of an end token is.
+    True if one of the two is empty: nothing is written yet, or `after` is an end token's text.
     """
     if not before or not after or before[-1].isspace():
         return True
@@ -69,8 +70,9 @@ def held_back(written: str, *, lines: bool = False) -> tuple[str, str]:
 def added(sent: str, reply: str) -> str:
     """Return the new text of a reply, which may repeat the text `sent` before it continues.
 
-    Raises `NothingUsable` if the whole reply is the beginning of `sent`: the model restarted the
-    answer. A reply that begins alike and then differs, as a table's next row does, is all new.
+    Raises `NothingUsable` if the reply is only the beginning of `sent`: the model restarted the
+    answer. A reply that begins like `sent` but then differs from it is new as a whole: it may be,
+    for example, the next row of a table.
     """
     begun, again = sent.lstrip(), reply.strip()
     shorter = min(len(begun), len(again))
@@ -89,11 +91,11 @@ def kept(
 ) -> Kept:
     """Return the first `words` complete words of a reply, or as many as it has.
 
-    `held` are the blanks that the answer already ends with: they are removed. `ended` says whether
-    the cloud ended the answer there; otherwise the last word is complete only if another begins
-    after it. `whole` are places, (start, end) in characters, inside which no word ends: a private
-    word that replaced a placeholder, for example. The returned text ends before an incomplete
-    character, or U+FFFD, which stands for one.
+    `held` are the blanks at the end of the answer so far: the reply's first blanks, which repeat
+    them, are removed. `ended` says whether the cloud ended the answer there; otherwise the last
+    word is complete only if another begins after it. `whole` are parts of the reply, as (start,
+    end) in characters, that must not be divided, such as a private word put for its placeholder.
+    The returned text ends before an incomplete character, or U+FFFD, which stands for one.
     """
     read = characters(reply)
     ended = ended and len(read.encode()) == len(reply)
@@ -181,9 +183,11 @@ class Reasoning:
         return block == "over" and not self._text(left).strip()
 
     def parted(self, ids: Sequence[int], start: int) -> tuple[Block, Sequence[int]]:
-        """Return the block's state (`Block`), and the ids in it if it is open, else those after it.
+        """Return the reasoning block's state (`Block`), and ids of the answer.
 
-        The answer begins at index `start` of `ids`. An opening tag counts as inside the block.
+        The answer begins at index `start` of `ids`. If the block is over, the ids are those after
+        it. Otherwise they are all of the answer's: an open block's, with its opening tag, or
+        ordinary ones.
         """
         end, text = self._end(ids, start), self._text(ids[start:])
         if end is None:
@@ -233,8 +237,8 @@ class WordBoundaries:
         """Return why the cloud model may not be asked after `ids`, as `Token.reason`; else None.
 
         The answer begins at index `start` of `ids`. `token` is the edge model's next token, which
-        shows whether the word before it is complete. With `divided`, a completion of the cloud
-        ended here, so this is a boundary.
+        shows whether the word before it is complete. `divided` says that the last of `ids` ended a
+        completion of the cloud, so there is a boundary in any case.
         """
         keeps, reasons = self._reasoning.keeps, self._reasons
         if reasons is not None and keeps(ids, start, token, inside=not reasons):
