@@ -29,13 +29,13 @@ _Number = TypeVar("_Number", int, float)
 
 
 class Outgoing:
-    """A count of the token ids, bytes and requests that leave for a consult or a prefetch.
+    """Counts of the token ids, bytes and requests that leave for one consult or one prefetch.
 
     A prefetch sends ids ahead of a consult, so that the cloud reads them early. A session adds to
     the counts in whichever thread sends; for a model in this process nothing is sent. `requests`
-    counts messages that the provider bills, `repeats` those among them that had been sent before.
-    `sequence` is everything that is asked about, as token ids. `request_id` names the consult in
-    logs on the way, None until the session has chosen the name.
+    counts the messages that the provider bills, `repeats` those of them that were sent again after
+    a failure. `sequence` is prompt and answer so far, with its drafts, as token ids, even if fewer
+    are sent. `request_id` names the consult in servers' logs; None until it is chosen.
     """
 
     def __init__(
@@ -79,11 +79,11 @@ def metered(so_far: _Number | None, more: _Number | None) -> _Number | None:
 
 
 class Verified(msgspec.Struct, frozen=True, array_like=True):
-    """The cloud's view of one draft token: how likely it is, and the cloud's own choice.
+    """The cloud's verdict on one draft token: how likely it is, and what the cloud would write.
 
-    `logprob` is that of the edge's token, `best` that of the cloud's likeliest, in nats; `LEAST`
-    stands for a probability of 0. `id` is what the cloud would have written: its likeliest id, or
-    with a temperature its own draw at that position, where the engine can draw.
+    `logprob` is that of the draft token, `best` that of the cloud's likeliest token, in nats;
+    `LEAST` stands for a probability of 0. `id` is the cloud's own choice for the position: its
+    likeliest token or, with a temperature, one that the engine draws, if it can.
     """
 
     logprob: float
@@ -99,10 +99,10 @@ class Verified(msgspec.Struct, frozen=True, array_like=True):
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The cloud's answer to a consult: tokens that it wrote, or verdicts on draft tokens.
 
-    `stopped` says that the cloud ended the answer, perhaps with fewer tokens than asked for.
-    `logprobs` (nats) and `top` (the candidates) have one item for each of `ids`. `verified` has one
-    verdict for each draft token that was to be verified. A cloud that reads passages says only how
-    many of these tokens are accepted (`stand`); `ids` then replace the rest.
+    `logprobs` (nats) and `top` (the candidates) have one item for each of `ids`. `stopped`: the
+    cloud ended the answer. `verified` has a verdict for each draft token that was to be verified. A
+    cloud that `reads_passages` gives none: `stand` says how many draft tokens it accepts, from the
+    first on, and `ids` replace the rest.
 
     `cached` and `computed` count prompt tokens by the engine's usage report, None without one;
     `prompt` is all that it bills, cached or not; `engine_seconds` is the time it reports. `written`
@@ -137,10 +137,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     ) -> None:
         """Raise `CloudProtocolError` unless this is a valid answer to a consult for `asked` tokens.
 
-        The consult sent `prompt` ids, the last `verify` of which were to be verified (an engine may
-        count the prompt once for each of them). `size` is the size of the vocabulary, None if
-        unknown. With `asked` above 0 there must be a token, unless `may_be_empty`. Types are not
-        checked: what was decoded has the right ones.
+        The consult was about `prompt` ids, of which the last `verify` were to be verified; an
+        engine may count the prompt once for each of these. `size` is that of the vocabulary, None
+        if unknown. With `asked` above 0 there must be a token, unless `may_be_empty`: an engine may
+        leave out an end token. Types are not checked: what was decoded has the right ones.
         """
         if not self.ids and asked and not may_be_empty:
             raise CloudProtocolError("The cloud answered a consult without any token.")

@@ -54,9 +54,9 @@ class Detector(Protocol):
 
 
 class Context(NamedTuple):
-    """The text before an answer: the conversation's `messages`, or `text` if there are none.
+    """The text before an answer: a conversation's `messages`, or a prompt given as token ids.
 
-    `messages` is None for a prompt that was given as token ids, of which `text` is the text.
+    For such a prompt `messages` is None, and `text` is what its ids stand for.
     """
 
     messages: tuple[Message, ...] | None
@@ -64,11 +64,11 @@ class Context(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The cloud model's `text`, with placeholders replaced by the words that they stand for.
+    """A reply of the cloud model as `text`, with private words in place of their placeholders.
 
-    `whole` are the replaced places in `text`, as (start, end) in characters: each is to be kept or
-    dropped as a whole. `left` says why `text` ends before the cloud's does, if it does: the rest
-    may be half a placeholder ("open"), or begins with one that stands for no word ("unknown").
+    `whole` are the places in `text` where placeholders stood, as (start, end) in characters: each
+    is to be kept or dropped as a whole. `left` says why `text` lacks the end of the reply: that may
+    be an incomplete placeholder ("open"), or begins with one that stands for no word ("unknown").
     """
 
     text: str
@@ -81,11 +81,11 @@ def _as_it_is(reply: str, *, ended: bool) -> Restored:
 
 
 class FilteredAnswer(NamedTuple):
-    """The answer so far as the cloud model sees it (`text`), with placeholders.
+    """What the cloud model is shown of an unfinished answer: its `text`, with placeholders.
 
-    The `text` of a longer answer should begin with that of a shorter one, for the cloud's KV cache.
-    `restored(reply, ended=...)` returns a `Restored`: it puts words for placeholders in what the
-    cloud has written after `text`; `ended` says whether that is all.
+    Once the answer is longer, its new `text` should begin with this one, so that the cloud's KV
+    cache is of use. `restored(reply, ended=...)` returns a `Restored` of `reply`, which is what the
+    cloud wrote after `text`; `ended` says whether the reply is complete.
     """
 
     text: str
@@ -93,25 +93,26 @@ class FilteredAnswer(NamedTuple):
 
 
 class FilteredContext(Protocol):
-    """A context filter's work on one answer. Thread-safe.
+    """The text before an answer as the cloud may see it (`shown`). Thread-safe.
 
-    `shown` is what the cloud may see of the text before the answer.
+    The method `answer` filters the answer itself in the same way.
     """
 
     shown: Context
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
-        """Filter the answer so far, `written`; return what the cloud may see of it.
+        """Return what the cloud may see of `written`, the answer so far.
 
-        `begun` is the same answer with markers of tool calls that are control tokens, and so are
-        no text in `written`; None if there are none. Raises `Blocked` if it may not be sent; its
-        `open` is set if that may change with more text, as the end could begin a private word.
+        `begun` is the same answer, but includes markers of tool calls that are control tokens;
+        `written` does not. None: there are none. Raises `Blocked` if the answer may not be sent.
+        The error's `open` is True if only its end may be private: it could be the beginning of a
+        private word.
         """
         ...
 
 
 class ContextFilter(Protocol):
-    """Decides what a cloud model sees of each answer. `name` says what is hidden. Thread-safe."""
+    """Hides private words from a cloud model. `name` says which, for users. Thread-safe."""
 
     name: str
 
@@ -143,7 +144,7 @@ WORDS = "words"
 
 
 class Redaction(NamedTuple):
-    """A parsed setting `redact`: the treatment by class of private words, and the listed words."""
+    """The setting `redact`: a `Treatment` by class of private words, and the user's own `words`."""
 
     treatments: Mapping[str, Treatment]
     words: tuple[str, ...] = ()
@@ -157,8 +158,9 @@ class Redaction(NamedTuple):
 def redaction_of(redact: str | None) -> Redaction:
     """Parse the setting `redact`, such as "on,iban=local,@FILE"; None or "off" hides nothing.
 
-    Each part is a word list, or a class ("on": all of `EXACT`), perhaps with its treatment. Raises
-    `UsageError` if the setting or a word list is invalid.
+    Each part is a word list (@FILE), a class of private words, or "on" for all classes in `EXACT`;
+    "=" and a `Treatment` may follow a class ("mask" is the default). Raises `UsageError` if the
+    setting or a word list is invalid.
     """
     if redact is None or redact.strip() == "off":
         return Redaction({})
@@ -218,7 +220,7 @@ def words_of(files: Sequence[str]) -> tuple[str, ...]:
 
 
 def filter_of(redact: str | None) -> ContextFilter | None:
-    """Return the context filter for `redact`; None if it hides nothing. Raises `UsageError`."""
+    """Return the filter for the setting `redact`; None if it hides nothing. Raises `UsageError`."""
     rules = redaction_of(redact)
     return FILTERS.load("redact")(rules) if rules.treatments else None
 
@@ -232,7 +234,7 @@ _NO_LETTER = re.compile(r"[\W_]+")
 def letters(text: str) -> str:
     """Return the letters and digits of a text, in lower case and without accents.
 
-    The result for two texts joined is the two results joined.
+    For any two texts, `letters(a + b)` equals `letters(a) + letters(b)`.
     """
     read = unicodedata.normalize("NFKD", UNSEEN.sub("", text)).casefold()
     return _NO_LETTER.sub("", read)

@@ -1,6 +1,7 @@
-"""Cloud engines by name: servers that take ids, APIs that take text, a gateway, and added ones.
+"""Cloud engines by name: servers that take ids, APIs that take text, and Edgewise's gateway.
 
-Detection goes by `owner`: the `owned_by` that a server gives its models in `/v1/models`.
+Packages may add others. An engine is detected by its `owner`: the `owned_by` that a server gives
+its models in `/v1/models`.
 """
 
 import asyncio
@@ -83,9 +84,10 @@ def check_name(engine: str) -> None:
 
 
 def entry_of(name: str) -> Any:
-    """Return the entry of `ENGINES` by that name: a server's description, or a callable.
+    """Return the entry of `ENGINES` by that name. Raises `UsageError` for an unknown name.
 
-    Raises `UsageError` for an unknown name.
+    It is an `IdServer` or a `TextServer`, which describes a server, or a callable that makes the
+    engine or the cloud model.
     """
     entry = ENGINES.load(name)
     described = isinstance(entry, type) and issubclass(entry, IdServer | TextServer)
@@ -102,10 +104,11 @@ def takes_text(name: str) -> bool:
 def opened(
     name: str, url: str, *, key: str | None = None, model: str | None = None, **options: Any
 ) -> Any:
-    """Make the engine of that name at `url`: an `HttpEngine`, a `TextEngine` or a `CloudModel`.
+    """Make the engine of that name at `url`; `model` is the name of the model there.
 
-    `options` are further arguments of its constructor. An engine for which Edgewise applies the
-    chat template needs `tokenizer`, the cloud model's.
+    Returns an `HttpEngine` for a server that takes token ids, a `TextEngine` for an API that takes
+    text, a `CloudModel` for a gateway. `options` are further arguments for the last two. If
+    Edgewise applies the chat template (`TextServer.renders`), pass the cloud model's `tokenizer`.
     """
     entry = entry_of(name)
     if isinstance(entry, IdServer):
@@ -132,15 +135,15 @@ def engine_by_ids(
 
 
 def owners() -> dict[str, str]:
-    """Return a dict from `owner` to the engine's name, for the engines that can be detected."""
+    """Return the names of the engines that can be detected, by the `owned_by` that each reports."""
     return {entry_of(name).owner: name for name in (*BY_IDS, GATEWAY, "edgewise")}
 
 
 async def engine_at(url: str, *, key: str | None = None, model: str | None = None) -> str:
     """Detect the engine or the gateway at `url`, and return its name in `ENGINES`.
 
-    Asks the server for its list of models; the `owned_by` of `model` counts first. Raises
-    `UnknownEngine` for another server, or another `CloudError`.
+    The server's list of models tells, by the `owned_by` of `model` or else of another model. Raises
+    `UnknownEngine` if none is known, another `CloudError` if no list comes.
     """
     lister = Endpoint(url, key=key)
     known = owners()

@@ -35,7 +35,7 @@ def today() -> str:
 
 
 class DailyTotal:
-    """Sums by day and currency, in a file at `path`; any thread and any process may add to them."""
+    """Sums of costs by day and currency, in the file `path`. Threads and processes may share it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

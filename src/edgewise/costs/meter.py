@@ -1,8 +1,8 @@
 """Costs of answers, costs of the cloud model alone, and whether another request may be sent.
 
 Finished requests count as the provider's usage report bills them, requests in flight at the most
-that they may cost. The loop calls `admits` before a request, `sent` after it, `cost` for events,
-`close` at the end.
+that they may cost. The decoding loop calls `AnswerCosts.admits` before each request and `sent`
+after it; at the end of an answer, `cost` for its usage, and `close`.
 """
 
 import threading
@@ -34,9 +34,10 @@ REMEMBERED = 64
 
 
 class Limits(NamedTuple):
-    """Limits on costs, in money. `alone`: an answer costs no more than if the cloud alone wrote it.
+    """Limits on costs, in the currency of the price list.
 
-    `answer` is the limit of one answer, `day` that of one day; None sets no limit.
+    With `alone`, an answer may not cost more than if the cloud alone wrote it. `answer` is the most
+    for one answer, `day` for all answers of a day; None sets no limit.
     """
 
     alone: bool = True
@@ -52,7 +53,7 @@ class CostReport(NamedTuple):
     answers: int = 1
 
     def shown(self, price: Price) -> AnswerCost:
-        """Return the form shown in events and replies."""
+        """Return the costs at these prices as an `AnswerCost`, the form in events and replies."""
         paid = price.of(self.billed)
         return AnswerCost(
             paid=float(paid),
@@ -67,7 +68,7 @@ class CostReport(NamedTuple):
 
 
 class Billing:
-    """Price, limits and summed costs of the answers of a pair or a server; thread-safe."""
+    """Price, limits and summed costs of all answers of a `Pair` (edge and cloud). Thread-safe."""
 
     def __init__(
         self, price: Price, *, limits: Limits | None = None, daily: DailyTotal | None = None
@@ -101,7 +102,7 @@ class Billing:
             self._sent.append(np.asarray(ids, np.int32))
 
     def sent_before(self, ids: Sequence[int]) -> int:
-        """Return how many ids at the start of `ids` an earlier answer sent, so may be cached."""
+        """Return how many leading `ids` an earlier answer sent: the provider may cache these."""
         wanted, most = np.asarray(ids, np.int32), 0
         with self._lock:
             earlier = list(self._sent)
@@ -141,23 +142,23 @@ class CloudTokens:
 
     @property
     def question(self) -> int:
-        """Tokens of the instructions that a cloud which reads passages gets beside the text."""
+        """Tokens of the instructions to a cloud that `reads_passages`; 0 for any other cloud."""
         return round(self.asks * self._ratio)
 
     @cached_property
     def prompt(self) -> int:
-        """Tokens of the prompt, counted at first use: tokenizing a long one takes a while."""
+        """Number of cloud tokens in the prompt, counted at first use: a long one takes a while."""
         return self._count(self._prompt)
 
     def written(self, ids: Sequence[int]) -> int:
-        """Return the number of the answer's tokens so far; `ids` are prompt and answer."""
+        """Return how many cloud tokens the answer has so far; `ids` are prompt and answer."""
         return self._count(ids[self._start :])
 
     def measured(self, tokens: int, written: int, position: int) -> None:
-        """Correct the estimated ratio of billed tokens to ids of the edge's vocabulary.
+        """Correct the estimated counts by the usage report of a request.
 
-        The cloud billed `tokens` prompt tokens for a request that showed `position` ids, prompt
-        and answer so far; `written` of these tokens are the answer's.
+        It bills `tokens` prompt tokens for `position` ids, those of the prompt and the answer so
+        far; `written` of these tokens are the answer's.
         """
         if not self.shared:
             self._ratio = tokens / max(1, position + self.asks)
@@ -212,7 +213,7 @@ class _Call(NamedTuple):
 
 
 class AnswerCosts:
-    """The costs of one answer, owned by its thread; `limited` if it may refuse a request."""
+    """The costs of one answer, used by one thread; `limited` says whether any limit holds."""
 
     def __init__(
         self,
@@ -249,9 +250,10 @@ class AnswerCosts:
         self._limits = self._limits._replace(alone=False)
 
     def admits(self, ids: Sequence[int], n: int, verify: int = 0) -> int:
-        """Return how many HTTP requests may be sent to ask for `n` tokens after `ids`; 0 refuses.
+        """Return how many HTTP requests a consult for `n` tokens after `ids` may take; 0: none.
 
-        The last `verify` of `ids` are draft tokens, which may be rejected.
+        A consult may need several, and repeat them if the connection breaks. The last `verify` of
+        `ids` are draft tokens, which may be rejected.
         """
         self._settle()
         spent = self._price.of(self._billed())
@@ -275,7 +277,7 @@ class AnswerCosts:
     def sent(self, ids: Sequence[int], n: int, sent: Outgoing, future: Future[Completion]) -> None:
         """Record that a consult for `n` tokens after `ids` is on its way.
 
-        Its outcome is read from `sent` and `future`.
+        `sent` counts what leaves for it, `future` brings its completion: both are read later.
         """
         before = self._reached(ids) or self._billing.sent_before(ids)
         call = self._call(ids, n, sent, future)._replace(before=min(before, len(ids)))
@@ -293,14 +295,14 @@ class AnswerCosts:
         return CostReport(billed, self._alone(self._tokens.written(ids)))
 
     def cost(self, ids: Sequence[int]) -> AnswerCost:
-        """Return the cost of the answer so far in the form shown in events."""
+        """Return `report(ids)` as an `AnswerCost`, the form in events and replies."""
         return self.report(ids).shown(self._price)
 
     def close(self, ids: Sequence[int]) -> None:
         """End the answer: add its costs to `Billing`'s; `ids` are prompt and answer.
 
-        A day's total holds what was booked for the answer's requests; it is corrected to what the
-        answer cost.
+        They are added to the day's total, too. With a limit for the day, that total already has
+        each request at the most it could cost; this is corrected.
         """
         report = self.report(ids)
         self._billing.add(report)

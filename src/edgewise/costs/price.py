@@ -21,8 +21,8 @@ _MILLIONTH = Decimal("0.000001")
 class BilledTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Token counts as a provider bills them: `input` (uncached prompt), `cached` prompt, `output`.
 
-    `estimated`: the provider's usage report was incomplete; what it left out counts at the most it
-    may be.
+    `estimated`: some figures are estimates, since a usage report was missing or incomplete, or the
+    cloud's tokenizer is unknown.
     """
 
     input: int = 0
@@ -46,9 +46,9 @@ NOTHING = BilledTokens()
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prices in money per million tokens: uncached prompt, cached prompt, output.
 
-    `cached_from`: the provider caches a prompt that it was just sent if the prompt has at least so
-    many tokens. It must not be less than a block of that cache: of the last prompt all but so many
-    tokens are expected there. Creating a `Price` raises `UsageError` for an invalid one.
+    `cached_from`: the provider caches recent prompts of at least so many tokens (None: unknown). A
+    request should then find all but so many tokens of the last prompt cached. This must not be less
+    than a block of that cache. Creating a `Price` raises `UsageError` for an invalid one.
     """
 
     input: Decimal

@@ -33,7 +33,7 @@ PROBES = (
 class Needs(Flag):
     """Flags for the parts of a `Step` that must stay readable after the engine's next decode.
 
-    Each stands for the property or method of that name; `TEXT` stands for `written`.
+    `ENTROPY` stands for `Step.entropy`, and so on; `TEXT` stands for `Step.written`.
     """
 
     NOTHING = 0
@@ -59,8 +59,8 @@ class Written(NamedTuple):
 class Step(ABC):
     """The edge model's prediction for one position: logits, hidden state, entropy, candidates.
 
-    Logarithms are natural. What the `needs` of `EdgeModel.session` name can always be read, the
-    rest only until the engine's next decode: reading it later raises `StaleStepError`.
+    Logarithms are natural. The parts that were named as `needs` when the session was opened stay
+    readable. After the engine's next decode, reading another part may raise `StaleStepError`.
     """
 
     _written: Written | None
@@ -324,8 +324,8 @@ class EdgeModel(Protocol):
     """Loaded weights, which any number of sessions share.
 
     An engine may omit the members that have a default value here. A class that opens model folders
-    also has `claims(ModelFiles) -> Claim | None` (None: not its format) and `reads` (see
-    `files_read`).
+    also has `claims(ModelFiles)`, which returns a `Claim` if it opens a folder of these files, else
+    None, and `reads` (see `files_read`).
     """
 
     name: str

@@ -35,8 +35,8 @@ _T = TypeVar("_T")
 def damaged(path: Path, what: str) -> ModelError:
     """Return the error for a damaged model file or folder.
 
-    `what` completes the message "PATH ...", such as "is larger than 4 MB"; it is not used where the
-    file is recognised as something else, such as a Git LFS pointer.
+    `what` completes the message "PATH ...", such as "is larger than 4 MB". If the file is
+    recognised as something else, such as a Git LFS pointer, the message says that instead.
     """
     if other := other_form(path):
         return ModelError(f"{str(path)!r} is {other[0]}", hint=other[1])
@@ -109,7 +109,7 @@ def read_json(path: Path, kind: type[_T]) -> _T | None:
 
 
 def parsed(data: bytes) -> Any:
-    """Parse JSON. Raises `ValueError`, also for a repeated key: parsers differ in which counts."""
+    """Parse JSON. Raises `ValueError` if it is invalid, or has the same key twice in an object."""
     return json.loads(data, object_pairs_hook=_once)
 
 

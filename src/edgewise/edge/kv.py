@@ -161,7 +161,7 @@ class Slots:
             return self._free.pop(max(same or empty or gains, key=kept.__getitem__, default=0))
 
     def give_back(self, cache: SequenceCache | None) -> None:
-        """End a session and free its `cache`, which is None if the session was never opened."""
+        """End a session and free its `cache`; None if the session never took one."""
         with self.lock:
             self.sessions -= 1
             if cache is None or self.closed:
@@ -321,13 +321,13 @@ class KvSession(EdgeSession):
         return made
 
     def before(self, run: Run) -> None:
-        """Make the checkpoint due before `run`, if any. Raises `UsageError` if closed."""
+        """Make the checkpoint requested for `run.start`, if any. Raises `UsageError` if closed."""
         self._check_open()
         if run.start in self._wanted:
             run.cache.checkpoint(lasting=run.start < run.cache.prompt)
 
     def steps_of(self, run: Run, rows: Sequence[KvRow]) -> list[LogitsStep]:
-        """Return the steps of a finished run: its `rows`, views into the engine's memory."""
+        """Return a step for each of `rows`, the outputs of a finished run."""
         cache, slots, text = run.cache, self._slots, self._tokenizer
         decode = cache.decodes
         return [

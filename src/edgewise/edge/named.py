@@ -1,4 +1,4 @@
-"""Opens an edge model, or a tokenizer alone, by its address; the files choose the engine."""
+"""Opens an edge model, or a tokenizer alone, by its address (see `edgewise.addresses`)."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -29,9 +29,10 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
 def engine_at(address: str) -> str:
-    """Return the name of the edge engine that opens the model at `address`.
+    """Return the name of the edge engine for the model at `address` (see `edgewise.addresses`).
 
-    Raises `AddressError` if no engine reads the files there, `UsageError` if several claim them.
+    It is "server" for a URL and "llamacpp" for a GGUF; other files are claimed by an engine. Raises
+    `AddressError` if no engine reads the files there, `UsageError` if several claim them.
     """
     if is_url(with_scheme(address)):
         return SERVER

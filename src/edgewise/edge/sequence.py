@@ -77,7 +77,7 @@ class SequenceCache(ABC):
 
     @property
     def decodes(self) -> int:
-        """A counter: rows of earlier runs, which are views, are valid until it changes."""
+        """Number of decodes so far; rows of earlier runs are views, valid until it changes."""
         return self._runs
 
     @property
@@ -130,7 +130,7 @@ class SequenceCache(ABC):
         return rows
 
     def space(self) -> None:
-        """Make a checkpoint if one is needed and the last is `spacing` or more ids back."""
+        """Make a checkpoint if rollbacks need them and the last is `spacing` or more ids back."""
         if not self.cuttable and self.length - max(self._copies, default=0) >= self.spacing:
             self.checkpoint()
 
@@ -163,7 +163,8 @@ class SequenceCache(ABC):
     def checkpoint(self, *, lasting: bool = False) -> None:
         """Save the state after the last id, unless the engine has no use for checkpoints.
 
-        If there is no room for more, the oldest is dropped, the latest two `lasting` ones last.
+        If there is no room for more, the oldest is dropped. The latest two that were made with
+        `lasting` are dropped only if there are no others.
         """
         if self.rewinds != "checkpoints" or not self.length:
             return
@@ -190,7 +191,7 @@ class SequenceCache(ABC):
 def rows_of(logits: Floats, hidden: Floats | None) -> list[KvRow]:
     """Return float32 logits [n, vocabulary] and hidden states [n, d] as n rows.
 
-    The rows have no hidden states if `hidden` is None or not of n rows.
+    The rows have no hidden states if `hidden` is None or has another number of rows.
     """
     if hidden is None or len(hidden) != len(logits):
         return [KvRow(row) for row in logits]

@@ -86,7 +86,7 @@ class LogitsStep(Step):
         self._reading = Lock()
 
     def own(self, needs: Needs, top: int = 0) -> None:
-        """Keep what `needs` names readable after the next decode; `top` is the k of `Needs.TOP`."""
+        """Keep what `needs` names readable after the next decode; for `Needs.TOP`, `top` ids."""
         wanted = needs.value
         if wanted & _ENTROPY:
             self._normalised()

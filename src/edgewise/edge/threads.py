@@ -91,9 +91,9 @@ _STALLED = 4.0
 class Threads:
     """Finds, by trying, the number of threads (at most `most`) that computes passes fastest.
 
-    A pass waits for its slowest thread: on two cores two threads write 1.6 to 1.8 times as many
-    tokens as one, and half as many beside a program that keeps a core busy (docs/edge-engines.md).
-    Passes are compared with those over about as many ids.
+    A pass waits for its slowest thread: on two cores, two threads write 1.6 to 1.8 times as many
+    tokens as one, but beside a program that keeps a core busy only 0.5 to 0.7 times as many
+    (docs/edge-engines.md). Passes are compared with those of a similar number of ids.
     """
 
     def __init__(self, most: int) -> None:

@@ -23,10 +23,10 @@ _PARTIAL = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, what cannot be cut
 class LlamaContext:
     """A llama.cpp context (`handle`), which this object frees, and the batch for its next decode.
 
-    `decodes` counts decodes: rows are valid until the next one. `recurrent`: some layers hold only
-    the state after the last id. `room` is how many bytes the checkpoints of each sequence may take.
-    `idle` are buffers of dropped checkpoints, used again since a copy into fresh memory takes many
-    times as long.
+    `decodes` counts decodes: the rows of one are valid until the next. `recurrent`: some layers
+    hold only the state after the last id, so rollbacks need checkpoints, copies of that state.
+    `room` is the most bytes of one sequence's checkpoints. `idle` are buffers of dropped
+    checkpoints, used for new ones: a copy into fresh memory takes many times as long.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Loads GGUF files with llama.cpp; for a file that cannot be loaded, `ModelError` says why.
 
 For some damaged or malicious files llama.cpp ends the whole process, which cannot be caught. So a
-new file, with all its parts, is first loaded by a child process, which also computes a token. If
-the child dies, or llama.cpp refuses the file there, it is not loaded here. A file that passed is
-remembered, and not tried again until it changes. The bundled files are Edgewise's own and are not
-tried.
+new file, with all its parts, is first loaded by a child process, which also computes a token unless
+the file is large. If the child dies, or llama.cpp refuses the file there, it is not loaded here. A
+file that passed is remembered, and not tried again until it changes. The bundled files are
+Edgewise's own and are not tried.
 """
 
 import ctypes
@@ -94,10 +94,10 @@ def load_weights(
 def open_weights(
     path: Path, *, gpu_layers: int, repack: bool = True, vocabulary_only: bool = False
 ) -> Any:
-    """Do as `load_weights`, without the trial in a child: the file may crash this process.
+    """Load the model in the GGUF at `path`, as `load_weights` does, but unchecked.
 
-    `gpu_layers` of -1 are all layers. `repack` lets llama.cpp rearrange weights for the processor.
-    Raises `ModelError`.
+    No child process tries the file first, so it may crash this process. `gpu_layers` of -1 are all
+    layers. `repack` lets llama.cpp rearrange weights for the processor. Raises `ModelError`.
     """
     llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
@@ -199,11 +199,11 @@ def _no_decoder(path: Path) -> ModelError:
 
 
 def load_in_child(request: bytes) -> bytes:
-    """Load a file in the child process; return empty bytes, or why llama.cpp refuses it.
+    """Load a file; return empty bytes, or why llama.cpp refuses it. Runs in the child process.
 
-    `request` is b"1" (vocabulary only) or b"0", then the path. The reason is JSON: message, hint
-    and setting. Every id is written as text and a token computed, as an edge model would; a harmful
-    file may end this process.
+    `request` is b"1" (vocabulary only) or b"0", then the path. The reason is a `ModelError` as
+    JSON: [message, hint, setting]. Also converts every id to text and, with weights of at most 4
+    GiB, computes a token: a harmful file may end the process only then.
     """
     try:
         _try_out(Path(os.fsdecode(request[1:])), vocabulary_only=request[:1] == b"1")
@@ -250,7 +250,8 @@ _log = logging.getLogger(__name__)
 def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
     """Load a file in a child process, unless it is bundled or passed before.
 
-    Raises `ModelError` if the child dies, takes too long, or says that llama.cpp refuses the file.
+    With `vocabulary_only`, only the tokenizer is loaded. Raises `ModelError` if the child dies,
+    takes too long, or says that llama.cpp refuses the file.
     """
     if path.resolve().parent == bundled("edge").resolve().parent:
         return

@@ -1,8 +1,8 @@
 """`SharedSlots`: waiting sessions of llama.cpp share a pass, and one thread runs all passes.
 
-It is one thread per process, since OpenMP keeps a team of threads for every thread that calls it:
-with two teams there are more threads than cores, threads that wait within a pass go to sleep, and a
-step of a small model takes half as long again.
+It is one thread per process, since OpenMP keeps a team of threads for every thread that calls it.
+With two teams there are more threads than cores. Some then sleep in the middle of a pass, and a
+step of a small model takes 1.5 times as long.
 """
 
 import os
@@ -78,11 +78,11 @@ class SharedSlots(Slots):
         _passes().rest(self, session)
 
     def share(self) -> list[_Queued]:
-        """Take the runs of the next pass out of the line, and return them.
+        """Remove the runs of the next pass from the queue `line`, and return them.
 
-        A chunk of a prompt is a pass of its own; if steps wait too, chunks and steps take turns. A
-        chunk needs no logits, and llama.cpp computes the logits of all ids in a pass that returns
-        any hidden state.
+        A piece of a prompt is a pass of its own; if other sessions wait for steps, pieces and steps
+        take turns. They are not mixed, since a piece needs no logits, and llama.cpp computes the
+        logits of all ids in a pass that returns any hidden state.
         """
         prompts, others = list[_Queued](), list[_Queued]()
         for one in self.line:
@@ -103,7 +103,7 @@ class SharedSlots(Slots):
         return sorted(taken, key=lambda one: self.order[one.run.cache])
 
     def compute(self, taken: Sequence[_Queued]) -> None:
-        """Run one pass over the runs `taken`; called in the thread of all passes only."""
+        """Run one pass over the runs `taken`; only the thread that runs all passes calls this."""
         begun = time.monotonic()
         with self.lock:
             self._pass([one for one in taken if self._started(one)])

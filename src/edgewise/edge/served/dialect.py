@@ -61,8 +61,8 @@ class ServedToken(NamedTuple):
 class Dialect:
     """A model that a server runs, which takes and returns ids. Any method may raise `EdgeError`.
 
-    `kind` is the server's API, `server` the connection, `described` what the server says of the
-    model. `tokenizer` has the model's ids; set it before asking for tokens.
+    `kind` describes the server's API, `server` sends the requests, `described` is what the server
+    says of the model. `tokenizer` is the model's; set it before a call that requests tokens.
     """
 
     tokenizer: Tokenizer
@@ -73,7 +73,7 @@ class Dialect:
     def reads_alike(self, text: str) -> bool:
         """Return whether the server tokenizes `text` as `tokenizer` does.
 
-        Of a server that does not tell ids, only the number of tokens is compared.
+        If the server does not return ids, only the number of tokens is compared.
         """
         kind, tokenizer = self.kind, self.tokenizer
         if not isinstance(kind, IdServer):
@@ -83,14 +83,14 @@ class Dialect:
             return kind.tokenized(reply) == tokenizer.encode(text)
 
     def vocabulary_matches(self) -> bool:
-        """Return whether the server's vocabulary is that of `tokenizer`, by size and `PROBES`."""
+        """Return whether the server and `tokenizer` agree on the number of ids and on `PROBES`."""
         same = self.described.size in (None, self.tokenizer.size)
         return same and all(map(self.reads_alike, PROBES))
 
     def context(self) -> int:
         """Return the most ids of a prompt and its answer together.
 
-        Raises `UsageError` if the context that was wanted is larger.
+        Raises `UsageError` if the context that the user set is larger.
         """
         replies = [self.server.found(one) for one in self.kind.loaded(self.described)]
         context, unused = self.kind.context(self.described, *replies)
@@ -100,7 +100,8 @@ class Dialect:
     def prompt(self, ids: Sequence[int]) -> list[int] | str:
         """Return what is sent for the server to continue `ids`: the ids, or their text.
 
-        Raises `EdgeError` if the server would read that text as other tokens.
+        Raises `EdgeError` if a text cannot stand for `ids`, as they end inside a character, or the
+        server would read other control tokens in it.
         """
         return self._text(ids) if self.kind.takes_text else list(ids)
 
@@ -110,8 +111,8 @@ class Dialect:
         """Stream the tokens that the model writes greedily after `ids`, at most `tokens` of them.
 
         `top` is the number of candidates (likeliest ids) for each. The stream ends early at a token
-        for which the server gives none. Closing the generator cancels the request. The `seed`
-        belongs to the session: some servers tell their requests apart by it.
+        without candidates from the server. Closing the generator cancels the request. `seed` is a
+        number of the session, by which some servers list what they run (see `overrun`).
         """
         if self.kind.chunk is not None:
             yield from self._in_chunks(ids, tokens, top, self.kind.chunk)
@@ -158,7 +159,10 @@ class Dialect:
                     return
 
     def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken:
-        """Request the token after `ids`, at which `stream` ended as it had no candidates."""
+        """Return the next token after `ids`, at which `stream` ended for lack of candidates.
+
+        It is requested alone. `top` and `seed` are described at `stream`.
+        """
         wanted = self._whole_of(list(ids), 1, top, seed)
         if (asked := self.kind.single(wanted, self.end.token)) is not None:
             if self.described.slots != 1:
@@ -173,11 +177,11 @@ class Dialect:
         raise self.server.broken("it ended the answer and gave no reason")
 
     def overrun(self, seed: int) -> int | None:
-        """Wait until the server has freed the slot of the session's closed stream.
+        """Wait until the server has freed the slot of the session's closed stream, found by `seed`.
 
         Returns how many tokens the stream had written, by the server's count; None if the server
-        tells nothing of that slot. A server notices only at its next token that a stream is closed.
-        Until then it would give the session's next request another slot, without its KV cache.
+        lists no such slot. A server notices that a stream is closed only at its next token. Until
+        then, the session's next request would be given another slot, without the KV cache.
         """
         written, end = None, time.monotonic() + LINGER
         while self.kind.busy is not None and time.monotonic() < end:
@@ -195,7 +199,7 @@ class Dialect:
 
     @cached_property
     def end(self) -> ServedToken:
-        """The end-of-sequence token, for servers that only say that an answer ended."""
+        """The model's end-of-sequence token, for servers that say only that an answer ended."""
         ends = self.tokenizer.eos_ids
         named = self.tokenizer.special_text("eos")
         special = self.tokenizer.special
@@ -326,10 +330,11 @@ def _warn(program: str, url: str, name: str, own: str) -> None:
 
 
 def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
-    """Find out which of `SERVERS` runs at `server`, and return its model.
+    """Find out which of `SERVERS` runs at `server`; return the model there as a `Dialect`.
 
     `model` is the model's name (None: the server has only one), `context` the wanted context in
-    ids. Raises `UsageError` if the server lacks them, `EdgeError` if it is of no known kind.
+    ids. Raises `UsageError` if there is no such model or its context is smaller, `EdgeError` if the
+    server is none of `SERVERS`.
     """
     for kind in SERVERS:
         if (described := described_at(kind, server, model, context)) is not None:

@@ -100,9 +100,10 @@ class ServedEdge(EdgeModel):
     def change(self) -> tuple[int, int, int | None] | None:
         """Measure what the server computes again after the cloud changes a token.
 
-        Returns the length of a prompt whose last id was changed, how many of its ids the server
-        computed again, and how many tokens of the closed stream were lost (None if the server does
-        not say). None if the server does not count computed ids.
+        A stream is closed after one token, then its prompt is sent with another last id. Returns
+        the length of the prompt, how many of its ids the server computed again, and how many tokens
+        it had written to the stream unread (None if it does not say). Returns None if it does not
+        count computed ids.
         """
         dialect, seed = self._dialect, secrets.randbits(31)
         ids = self.tokenizer.encode_prompt(" ".join(PROBES))[: self.context - 1]
@@ -115,9 +116,9 @@ class ServedEdge(EdgeModel):
         return None if again is None else (len(ids), again, written and written - 1)
 
     def fingerprint(self) -> str:
-        """Return a hash of the weights file.
+        """Return a hash of the weights file if it is on this disk.
 
-        Where that is not on this disk: of the server's program, the model's name and vocabulary.
+        If not, the hash is of the server's kind, the model's name and its vocabulary.
         """
         if self.path is not None:
             return fingerprint_of(self.path)

@@ -60,18 +60,19 @@ class TopStep(Step):
 
     @property
     def entropy(self) -> float:
-        """Entropy in nats, estimated as the mean of the bounds that the k likeliest ids set.
+        """Entropy in nats, estimated as the mean of its lower and its upper bound.
 
-        It is least if as few of the other ids as possible share the rest of the probability, and
-        greatest if all do. The mean of both is off by less than 0.1 nats in the mean and 0.5 at
-        most (100 steps drawn from SmolLM2-135M, `tests/smollm2/test_smollm2_served.py`).
+        The k likeliest ids are known. The entropy is lowest if as few other ids as possible share
+        the rest of the probability, and highest if all share it evenly. The mean of both is off by
+        less than 0.1 nats on average and 0.5 at most (100 steps drawn from SmolLM2-135M,
+        `tests/smollm2/test_smollm2_served.py`).
         """
         logprobs = self._logprobs.astype(np.float64)
         known = -float((np.exp(logprobs) * logprobs).sum())
         return known - self._rest * (self._other + float(logprobs[-1])) / 2
 
     def top(self, k: int) -> tuple[Ids, Floats]:
-        """Return the k likeliest ids and logprobs; other ids follow if the server told fewer."""
+        """Return k ids with logprobs, best first; other ids fill up what the server told."""
         missing = min(k, self.size) - len(self._ids)
         if missing <= 0:
             return self._ids[:k], self._logprobs[:k]
@@ -135,7 +136,7 @@ class ServedSession(EdgeSession):
     def open(self, ids: Sequence[int]) -> int:
         """Make `ids` the sequence; return how many leading ones were already sent or streamed.
 
-        Raises `UsageError` also if the server takes text, and would read that as other ids.
+        Raises `UsageError` also for `ids` that `Dialect.prompt` cannot send as text.
         """
         self._require_room(0, ids)
         try:
