@@ -20,8 +20,8 @@
         |   +-- Blocked          nothing was sent: it may not leave the device
         +-- CloudProtocolError   the reply was not what the engine promises
 
-Each says what is wrong and, as a hint, what to do. `setting` names the setting that does it; the
-command line and the server add the flag or field.
+Each says what is wrong and, in `hint`, what to do about it. `setting` names the setting to change;
+the command line and the server add its flag or field.
 """
 
 from typing import Any, ClassVar, Literal
@@ -34,9 +34,10 @@ Fault = Literal["timeout", "unavailable", "refused", "rejected", "protocol", "gr
 class EdgewiseError(Exception):
     """Base of all errors that Edgewise raises on purpose.
 
-    `hint` says what to do next; `setting` names the setting or parameter that does it; `request_id`
-    is the engine's name of the failed request, if it gave one. `where` says how the user reaches
-    the setting, such as a flag; the command line and the server fill it in.
+    `hint` says what to do about the problem; `setting` names the setting or parameter to change for
+    that; `request_id` names the failed request in the engine's log, None if there is no such name.
+    `where` says how the user reaches the setting, for example by a flag; the command line and the
+    server fill it in.
     """
 
     where: str | None = None
@@ -63,7 +64,7 @@ class EdgewiseError(Exception):
 
 
 class UsageError(EdgewiseError):
-    """Something that the user gave is wrong; nothing was lost."""
+    """Something that the user gave is wrong, such as a setting, a request or a file."""
 
 
 def require(holds: bool, setting: str, bound: str, value: object) -> None:
@@ -107,9 +108,10 @@ class StaleStepError(EdgewiseError):
 
 
 class CloudError(EdgewiseError):
-    """The cloud model did not answer a consult. `reason` is the `Fault` that a `Token` reports.
+    """The cloud model did not answer a consult (one request to the cloud model).
 
-    `declined` says that the engine itself replied, and refused.
+    `reason` is the name of the failure; it becomes the `Token.reason` of the token that the edge
+    model then writes. `declined` is True if the engine itself replied, with an error.
     """
 
     reason: ClassVar[Fault] = "unavailable"
@@ -144,13 +146,14 @@ class CloudRejected(CloudError):
 
 
 class OtherVocabulary(CloudRejected):
-    """The cloud model was replaced, since it was checked, by one whose ids mean other bytes."""
+    """The cloud model was replaced after its check, and the new one's ids mean other bytes."""
 
 
 class NothingUsable(CloudRejected):
-    """A valid completion of which nothing can be used here: it has no whole word, for example.
+    """A valid completion of which nothing can be written into the answer.
 
-    `meter` is a `Completion` without ids that holds what the provider bills for it.
+    For example, a cloud with another vocabulary wrote no whole word. `meter` is a `Completion`
+    without ids that holds what the provider bills for it.
     """
 
     meter: Any = None  # a `Completion` without ids: what it is billed
@@ -163,10 +166,10 @@ class BreaksGrammar(NothingUsable):
 
 
 class Blocked(CloudRejected):
-    """Nothing was sent, since the context filter forbids it.
+    """Nothing was sent, since the context filter (which hides private words) forbids it.
 
-    With `open` that is only because the text ends inside a word, which may turn out to be private;
-    the cloud can be asked again once the word is complete.
+    `open` is True if the only reason is that the text ends inside a word, which may turn out to be
+    private; the cloud can be asked again once the word is complete.
     """
 
     def __init__(self, message: str, *, open: bool = False) -> None:

@@ -49,11 +49,12 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     `index` counts tokens of the answer from 0; `source` is the model that wrote this one. `text`
     can be shown now; it is empty while a character is incomplete or a stop string may be forming.
 
-    `score` is the router's score of this position, None for later tokens of a consult (a request to
-    the cloud model) and for verified tokens. `threshold` is what `score`, or in a verified answer
-    `ratio`, had to reach; None if the answer can never ask the cloud. `ratio` is the cloud's
-    probability of the edge's token over that of its own likeliest token, None where the token was
-    not verified.
+    Where a router decides, the cloud is asked if `score`, the router's score of this position,
+    reaches `threshold`; `score` is None for later tokens of a consult (a request to the cloud
+    model). Where the cloud verifies, `score` is None, and the edge's token is accepted if `ratio`
+    reaches `threshold` or if the cloud's own choice is the same. `ratio` is the cloud's probability
+    of the edge's token over that of its own likeliest token, None if the token was not verified.
+    `threshold` is None where none applied, as in an answer that can never ask the cloud.
 
     `logprob` (nats) is by the model that wrote the token, None if that model does not report it.
     `seconds` passed since the last token (for the first: since the start), of which `wait` were
@@ -81,13 +82,13 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
 class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     """A finished consult: one request to the cloud model in the middle of an answer.
 
-    `index` is the token of the answer for which it asked, `requested` the number of tokens asked
-    for (words, if the vocabularies differ), `answered` the number that came back. `verified` is how
-    many draft tokens from `index` on the cloud was to verify. For it `sent_ids` token ids travelled
-    to `host`, in bodies of `sent_bytes` bytes; a model in this process is sent nothing. `cached`
-    and `computed` count prompt tokens by the engine's usage report, None without one;
+    `index` is the answer's token for which the cloud was asked. `requested` is the number of tokens
+    asked for (words, if the vocabularies differ), `answered` the number that came back. `verified`
+    is how many draft tokens, from `index` on, the cloud was to verify. The request sent `sent_ids`
+    token ids to `host`, in bodies of `sent_bytes` bytes; a model in this process is sent nothing.
+    `cached` and `computed` count prompt tokens by the engine's usage report, None without one;
     `engine_seconds` is the time that the engine reports. `request_id` names the consult in the logs
-    of gateway and engine, and `message` says why it failed.
+    of gateway and engine. If the consult failed, `message` says why.
     """
 
     index: int
@@ -119,9 +120,11 @@ class Pending(msgspec.Struct, frozen=True, tag="pending"):
 
 
 class RolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
-    """A report that draft tokens were rejected: `tokens` of the reported drafts, from `index` on.
+    """A report that draft tokens were dropped, since the answer goes on differently or has ended.
 
-    `consults` is how many requests to the cloud were sent from these drafts and are now dropped.
+    `tokens` counts those of them that were reported as `Pending`. `index` is the answer's token
+    that was written at that point; they stood in its place or behind it. `consults` counts the
+    requests to the cloud about these drafts that were dropped as well.
     """
 
     index: int
@@ -130,11 +133,11 @@ class RolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
 
 
 class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer sent to a cloud at `host`, over the network; None if it sent nothing.
+    """What an answer sent over the network to the cloud at `host` (None if it sent nothing).
 
-    `consults` counts requests for tokens or verdicts, `prefetches` messages sent ahead of them so
-    that the cloud reads the answer early. Their bodies had `bytes` bytes with `tokens` token ids in
-    all.
+    `consults` counts requests for tokens or for a verification. `prefetches` counts messages sent
+    ahead of these, so that the cloud reads the text of the answer early. In all, their bodies had
+    `bytes` bytes with `tokens` token ids.
     """
 
     host: str | None = None
@@ -145,11 +148,11 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of one of several clouds in an answer; `cloud` is its host, or its name without one.
+    """Counts of one of several clouds in an answer; `cloud` is the cloud's host, else its name.
 
-    `wanted` counts the tokens, or blocks to verify, for which this cloud was wanted; `calls` the
-    requests that its budget and link then allowed; `failed` those of them that failed; `wrote` its
-    tokens in the answer.
+    `wanted` counts how often this cloud was to be asked, for tokens or to verify a block of drafts;
+    `calls` those of these requests that its budget and link allowed; `failed` the ones that failed;
+    `wrote` its tokens in the answer.
     """
 
     cloud: str
@@ -184,21 +187,22 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     `cached_tokens` of the prompt were in the edge's KV cache. `edge_tokens + cloud_tokens` is the
     number of `Token`s. `wasted_tokens` were returned by the cloud and dropped, or asked for in
-    vain. `correction_tokens` counts the tokens that the cloud wrote in place of a different one of
-    the edge's, and all tokens of sentences that it wrote anew. `cloud_calls` counts consults
-    (requests to the cloud), `failed_calls` those that failed.
+    vain; in `cloud_share` they count as the cloud's. `correction_tokens` counts the tokens that the
+    cloud wrote in place of a different one of the edge's, and all tokens of sentences that it wrote
+    anew. `cloud_calls` counts consults (requests to the cloud), `failed_calls` those that failed.
 
-    `cloud_prompt_cached` and `cloud_prompt_computed` count prompt tokens of all completions by the
-    engine's usage reports, None if one left them out; `cloud_completion_tokens` is what the cloud
-    wrote in completions, in its own vocabulary. `sent` is what had left the device when the answer
-    ended, `cost` what that came to, if a price is known. `tiers` are the clouds, nearest first,
-    where there are several.
+    `cloud_prompt_cached` and `cloud_prompt_computed` count the prompt tokens of all answered
+    consults by the engine's usage reports, None if a report left them out;
+    `cloud_completion_tokens` is what the cloud wrote in reply, in its own vocabulary. `sent` is
+    what had left the device when the answer ended, `cost` what that came to, if a price is known.
+    `tiers` are the clouds, nearest first, where there are several.
 
-    `verified_tokens` of the edge's were read by the cloud and accepted; `lowest_ratio` is the
-    lowest `Token.ratio` among them, at token `lowest_at`. `review` says whether the cloud judged
-    single tokens or whole passages, None where it verified nothing. `escalated` says that the cloud
-    was asked to write all of the answer, `repeats` that the answer was cut since it went round in
-    circles, and `edge_error` why the cloud went on without the edge model, None if it did not.
+    `verified_tokens` counts the edge's tokens that the cloud verified and accepted. `lowest_ratio`
+    is the lowest `Token.ratio` among them, and `lowest_at` that token's index. `review` says
+    whether the cloud judged single tokens or whole passages, None where it verified nothing.
+    `escalated` says that the cloud was asked to write all of the answer, `repeats` that the answer
+    was cut since it went round in circles, and `edge_error` why the cloud went on without the edge
+    model, None if it did not.
     """
 
     prompt_tokens: int

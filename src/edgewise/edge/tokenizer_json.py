@@ -176,7 +176,7 @@ def _text(token: str | _Named | None) -> str:
 
 
 class HubTokenizer:
-    """The tokenizer in a model's folder. Implements `Tokenizer`; safe for any number of threads."""
+    """The `Tokenizer` in a model folder's `tokenizer.json`; safe for any number of threads."""
 
     def __init__(self, folder: Path, *, size: int | None = None) -> None:
         """Read `folder`. `size` is the model's number of logits, if padded beyond the ids.

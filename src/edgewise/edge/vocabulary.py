@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
-    """Decorator for a function of a tokenizer: keep its result as long as the tokenizer exists."""
+    """Decorator: cache the results of `compute`, each for as long as its tokenizer exists."""
     known: WeakKeyDictionary[Tokenizer, _T] = WeakKeyDictionary()
     lock = threading.Lock()
 
@@ -37,8 +37,8 @@ def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
 def fingerprint(tokenizer: Tokenizer) -> str:
     """Return a SHA-256 that is equal for equal vocabularies, apart from padding.
 
-    It covers the bytes of every used id, and the ids of the strings in `PROBES`: these show merges
-    and the pre-tokenizer, which no library hands out. Ids without bytes are padding and left out,
+    It covers the bytes of every used id, and the ids of some test strings (`PROBES`): these ids
+    differ if the merges or the pre-tokenizer differ. Ids without bytes are padding and left out,
     since models of one family pad to different sizes.
     """
     digest = hashlib.sha256()
@@ -69,9 +69,9 @@ def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
 def ids_of_text(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int] | None:
     """Return ids that continue the ids `before` with exactly the bytes of `text`, or None.
 
-    `text` is tokenized behind the text of `before`. If that changes the ids of `before`, or gives
-    other bytes, it is tokenized alone, then after a newline (SentencePiece prefix space), then byte
-    by byte. None if the vocabulary lacks a byte.
+    These ways are tried until one gives exactly these bytes: to tokenize `text` behind the last
+    text of `before`, whose ids must stay the same; alone; behind a newline, where SentencePiece
+    adds no space; byte by byte. None if the vocabulary lacks a byte.
     """
     data = text.encode()
     tail = list(before[-_CONTEXT:])
@@ -99,12 +99,12 @@ def longest_piece(tokenizer: Tokenizer) -> int:
 
 
 def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
-    """Raise `ContextOverflow` for texts that are clearly too long for `context` ids.
+    """Raise `ContextOverflow` for texts that together are clearly too long for `context` ids.
 
-    Some are too long by their number of characters: no id stands for more than the vocabulary's
-    longest piece, and a character is at least a byte. Other long texts are tokenized in chunks, as
-    far as needed. At a chunk's end a few ids differ from the whole text's, so a text is only
-    refused at twice the context. Short texts (up to `CHUNK` characters) are not checked.
+    A character has at least one byte, and no id stands for more bytes than the vocabulary's longest
+    piece, so the number of characters alone may prove it. Otherwise the texts are tokenized in
+    chunks, up to twice `context` ids: the cuts change a few ids, so fewer prove nothing. Up to
+    `CHUNK` characters in all are not checked.
     """
     if (characters := sum(map(len, texts))) <= CHUNK:
         return

@@ -36,11 +36,12 @@ _ANY_IDS = (1, 2, 3)
 class Client(msgspec.Struct, frozen=True):
     """The sender of a consult (one request to the cloud model), and how long it waits.
 
-    `session` is a routing key to a replica with a warm cache. `tenant` is the name of the gateway's
-    API key for which the engine is asked: tenants must not learn each other's prompts from a shared
-    engine, and `salt` separates their prefix caches. `sent` counts the ids and bytes that travel.
-    `request_id` names the consult in the engine's log. `end` is the deadline, in seconds of the
-    monotonic clock; with None, a busy engine is not asked again.
+    `session` names the session: a load balancer can route by it to the replica whose cache holds
+    the prompt. `tenant` is the name of the gateway's API key for which the engine is asked; tenants
+    must not learn each other's prompts from a shared engine. At an engine that has a cache salt,
+    only requests with the same `salt` share a prefix cache. `sent` counts the ids and bytes that
+    travel. `request_id` names the consult in the engine's log. `end` is the deadline, in seconds of
+    the monotonic clock: until then a busy engine may be asked again. With None it is not.
     """
 
     session: str = ""
@@ -51,7 +52,7 @@ class Client(msgspec.Struct, frozen=True):
     end: float | None = None
 
     def waits(self, seconds: float) -> bool:
-        """Return whether the deadline is more than `seconds` away."""
+        """Return whether there is a deadline and it is more than `seconds` away."""
         return self.end is not None and time.monotonic() + seconds < self.end
 
     @property
@@ -68,7 +69,10 @@ NOBODY = Client()
 
 
 class Watched(NamedTuple):
-    """Ids and the text that an engine made of them, to compare again later."""
+    """Token ids, and the text to which an engine decoded them.
+
+    If it decodes them to another text later, its vocabulary has changed.
+    """
 
     ids: Sequence[int]
     text: str
@@ -77,11 +81,12 @@ class Watched(NamedTuple):
 class Engine(ABC):
     """A server of a large model. All methods run in one event loop.
 
-    After `probe`, `vocabulary` holds the engine's ids of the fixed strings
+    After `probe`, `vocabulary` holds the engine's ids of the test strings
     `edgewise.edge.base.PROBES` (None if it does not tokenize), `described` what it reports of its
-    model, and `salted` whether it can keep the prefix caches of tenants apart. `watched`, set by
-    whoever compares vocabularies, are ids, and the text to which it must keep decoding them.
-    `connected` is called whenever a connection to a remote engine is opened.
+    model, and `salted` whether it can keep the prefix caches of tenants (API keys of a gateway)
+    apart. `watched` holds ids and the text that the engine must go on decoding them to (see
+    `unchanged`); it is None until a comparison of vocabularies sets it. `connected` is called
+    whenever a connection to a remote engine is opened.
     """
 
     dialect: str
@@ -105,9 +110,10 @@ class Engine(ABC):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """Return at most `n` tokens after `ids`. Raises a `CloudError`.
+        """Return at most `n` tokens that the model writes after `ids`. Raises a `CloudError`.
 
-        Some engines leave an end token out: see `with_end`.
+        Some engines report an end only as `Completion.stopped`, without an end token among the ids;
+        `edgewise.cloud.base.with_end` appends one.
         """
 
     async def verify(
@@ -115,21 +121,21 @@ class Engine(ABC):
     ) -> Completion:
         """Return how likely each of the last `count` ids is to the model, as `Completion.verified`.
 
-        The completion has no tokens. `Verified.id` is the likeliest id even with a temperature, but
-        for a model in this process, which draws an id at each position. Raises a `CloudError`.
+        The completion has no tokens. `Verified.id` is the model's likeliest id, even if `sampling`
+        has a temperature; a model in this process draws an id instead. Raises a `CloudError`.
         """
         raise CloudRejected(f"The engine at {self.url!r} cannot verify tokens.")
 
     async def consult(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:
-        """Verify the last `verify` of `ids`, or with 0 return `n` tokens after them."""
+        """Verify the last `verify` of `ids`; if `verify` is 0, complete `ids` by `n` tokens."""
         if verify:
             return await self.verify(ids, verify, sampling, client)
         return await self.complete(ids, n, sampling, client)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        """Fill the prefix cache with `ids`; a token that an engine must write is dropped."""
+        """Let the engine read `ids` into its prefix cache; a token that it writes is ignored."""
         await self.complete(ids, 1, Sampling(), client)
 
     @abstractmethod
@@ -149,9 +155,10 @@ class Engine(ABC):
 
     @abstractmethod
     async def describe(self) -> Described:
-        """Return the engine's report on its model.
+        """Return the name and the vocabulary size of the engine's model.
 
-        Raises a `CloudError` if the engine cannot be reached, or does not serve the named model.
+        Raises a `CloudError` if the engine cannot be reached, or does not serve the configured
+        model.
         """
 
     @abstractmethod
@@ -163,7 +170,10 @@ class Engine(ABC):
         """Close the connections."""
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        """Return whether a salt can keep prefix caches apart; `ids` may be sent to find out."""
+        """Return whether the engine has a cache salt; `ids` may be sent to find out.
+
+        Requests with different salts share no cached prefix.
+        """
         return False
 
     async def probe(self) -> None:
@@ -176,7 +186,11 @@ class Engine(ABC):
         _, self.salted = await parallel(self._check_first_completion(ids), self.has_salt(ids))
 
     async def unchanged(self) -> bool:
-        """Return whether the engine is as it was probed. Raises a `CloudError` if not ready."""
+        """Return whether the engine still has the model and the vocabulary that `probe` found.
+
+        Its report, its ids of `PROBES` and its text of `watched` are compared. Raises a
+        `CloudError` if the engine is not ready.
+        """
         checks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
         expected: list[object] = [None, self.described, self._joint_ids]
         if self.watched:
@@ -185,9 +199,10 @@ class Engine(ABC):
         return await parallel(*checks) == expected
 
     def compare_strings(self, tokenizer: Tokenizer) -> str:
-        """Return in words how the fixed strings' ids compare with those of `tokenizer`.
+        """Check that the strings in `PROBES` have the same ids at the engine and in `tokenizer`.
 
-        Raises `VocabularyMismatch` if they differ, or the engine does not tokenize.
+        Returns a clause that says so. Raises `VocabularyMismatch` if they differ, or the engine
+        does not tokenize.
         """
         if self.vocabulary is None:
             raise VocabularyMismatch(
@@ -224,7 +239,7 @@ class Engine(ABC):
 
 
 async def parallel(*work: Awaitable[Any]) -> list[Any]:
-    """Return all results once all have ended; if any failed, raise the first failure in order."""
+    """Await all of `work`; return the results in order, or raise the first failure in order."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
@@ -239,7 +254,8 @@ def nobody() -> None:
 def drawn(sampling: Sampling, position: int) -> Mapping[str, Any]:
     """Return a request's sampling fields, under the names that most servers have for them.
 
-    The seed is that for `position`, the length of the text or of the ids before the next token.
+    `position` is the number of ids (or of characters) before the next token. The seed depends on it
+    and on `sampling.seed`.
     """
     if sampling.greedy:
         return GREEDY

@@ -71,11 +71,11 @@ def unreachable(url: str, error: Exception) -> CloudUnavailable:
 
 
 def proxy_of(url: str) -> tuple[str, str | None]:
-    """Return the variable that names a proxy for `url` ("" if none), and the proxy if it is used.
+    """Return the environment variable that names a proxy for `url`, and the proxy if it is used.
 
-    A proxy is used for `https` only: of `http` it could read everything. This machine and the hosts
-    in NO_PROXY are connected to directly. Raises `UsageError` for a proxy that cannot be used:
-    connecting around it may be what nobody wants.
+    The variable is "" if there is none, and for this machine and the hosts in NO_PROXY. The proxy
+    is None for `http`: a proxy could read everything, so none is used. Raises `UsageError` for
+    `https` with an unusable proxy: it must not be bypassed unasked.
     """
     parts, known = urlsplit(url), getproxies_environment()
     host, kind = parts.hostname or "", parts.scheme if parts.scheme in known else "all"

@@ -1,8 +1,8 @@
 """Compares all ids of a vocabulary with those of an engine that detokenizes.
 
-One `/detokenize` request covers many ids, in an order of our own and with a known letter beside
-those that have no plain text, so that no other ids could give the same text. Control tokens are
-compared first: generations of a model family differ in them.
+One `/detokenize` request covers many ids, in a shuffled order. A letter separates those without
+plain text from others. So an engine with other ids returns another text. Control tokens are
+compared first, since the generations of a model family differ in them.
 """
 
 import asyncio
@@ -37,10 +37,11 @@ _TIDIED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class Detokenization:
-    """The text that every id of a tokenizer is expected to give.
+    """The text that an engine should return for every id of a tokenizer.
 
-    `nothing` are the ids without text (padding). `control` are the control tokens and `nothing`,
-    compared first; `words` are all other ids, shuffled. `ends` are the texts of end tokens.
+    `nothing` are the ids without text (padding). `control` are the control tokens and then
+    `nothing`, which are compared first; `words` are all other ids, shuffled. `ends` are the texts
+    of end tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -63,7 +64,10 @@ class Detokenization:
         return _PADDING.sub("", self._special.get(token, piece))
 
     def request(self, tokens: Sequence[int]) -> tuple[list[int], str]:
-        """Return ids that contain `tokens` with separators, and the text they should give."""
+        """Return ids to detokenize, and the text that they should give.
+
+        The ids are `tokens`, with a letter's id beside each token that has no plain text.
+        """
         letter = self._letter
         ids = [letter]
         for token in tokens:

@@ -106,8 +106,9 @@ class Endpoint:
     ) -> bytes:
         """Send a request and return the reply's body. Raises a `CloudError`.
 
-        An overloaded server that names a delay is asked again if `client` waits for that long.
-        `billable` says whether the provider bills the request.
+        If an overloaded server names a delay, and the deadline of `client` is later, it is asked
+        once more after the delay. `billable` says whether the provider bills the request;
+        `client.sent` counts those apart.
         """
         if request.body is None:
             return await self._twice(_Sending("GET", request))
@@ -265,11 +266,14 @@ class HttpEngine(Endpoint, Engine):
             return self.server.detokenized(reply)
 
     async def named(self) -> str | None:
-        """Return the model's name for requests to tokenize and detokenize; None to send none."""
+        """Return the model's name to send in tokenize and detokenize requests, or None."""
         return await self.model_name()
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        """Return whether the server reads `cache_salt`: it takes a text and declines a number."""
+        """Return whether the server reads the request field `cache_salt`.
+
+        Two requests with `ids` find out: if it does, it accepts a text there and declines a number.
+        """
         wanted = await self._wanted(ids, 1)
 
         async def takes(salt: object) -> bool:
@@ -291,10 +295,12 @@ class HttpEngine(Endpoint, Engine):
         return self.described.model
 
     async def describe(self) -> Described:
-        """Return the engine's report on its model, an empty one if it lists no models.
+        """Return the model's name and vocabulary size; both are None where models cannot be listed.
 
-        Raises `CloudRejected` if the named model is not served, or is a LoRA adapter in whose place
-        the engine would answer with the base model; another `CloudError` if it is not reached.
+        Raises `CloudRejected` if the named model is not served, or is a LoRA adapter and the engine
+        would answer with its base model instead. Raises another `CloudError` if the engine cannot
+        be reached, its list is empty, or it has none though a model is named or requests must name
+        one.
         """
         try:
             served = await served_model(self)
@@ -360,7 +366,10 @@ async def served_models(endpoint: Endpoint) -> list[ListedModel]:
 
 
 async def served_model(endpoint: Endpoint) -> ListedModel:
-    """Return the endpoint's model, or the first listed if it names none. Raises a `CloudError`."""
+    """Return the listed model that `endpoint.model` names, or the first if that is None.
+
+    Raises a `CloudError`.
+    """
     models = await served_models(endpoint)
     model = model_named(models, endpoint.model)
     if model is None:
@@ -413,9 +422,9 @@ class Redirected(CloudRejected):
 def not_now(
     url: str, status: int, request_id: str | None = None, later: float | None = None
 ) -> CloudError | None:
-    """Return the error for an HTTP status about address, key or overload; None for any other.
+    """Return the error for a redirect, a refused key or a server that is not ready, by HTTP status.
 
-    `later` are the seconds of the `Retry-After` header.
+    None for any other status. `later` is the number of seconds in the `Retry-After` header.
     """
     request_id = bounded(request_id)
     if 300 <= status < 400:

@@ -59,8 +59,8 @@ class SlotTable:
     """The slots of one server, with at most one request of ours in each. Used in one event loop.
 
     A session keeps its slot until another session needs it; then the slot that was idle for longest
-    is given away. A slot counts as free of another tenant's prompt only after a request that reused
-    nothing was answered in full.
+    is given away. A slot may hold another tenant's prompt until a request, sent without reuse, is
+    answered there in full; from then on its tenant may reuse the slot.
     """
 
     def __init__(self, slots: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -137,7 +137,7 @@ class LlamaServerEngine(HttpEngine):
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """Verify as `Engine.verify`, at the cost of writing the ids: a decode step for each.
+        """Verify as `Engine.verify` does; the server makes a decode step for each of the ids.
 
         The server declines ids with an end token before the last; an old version declines several
         ids at once; and no version reports on tokens that its own draft model wrote. In these cases

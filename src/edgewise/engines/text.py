@@ -1,6 +1,7 @@
 """Clients of APIs over HTTP that take and return text, for a cloud model of any vocabulary.
 
-An API continues an answer that was begun. Each reply is checked here, as it arrives.
+An API is sent the beginning of an answer and continues it. Each reply is checked on arrival: its
+length, its characters, and whether it reasons unasked.
 """
 
 import asyncio
@@ -58,12 +59,14 @@ class TextRequest(NamedTuple):
 
 
 class TextEngine(Endpoint):
-    """A client of an API over HTTP. All methods run in one event loop.
+    """A client of an API over HTTP that takes and returns text. All methods run in one event loop.
 
     `dialect` is the API's name in errors. `owner` is the `owned_by` of its entries in `/v1/models`
-    ("" if that varies). `reasons`: it can continue inside an open block of reasoning.
+    ("" if that varies). `reasons` says whether the API can continue an answer inside an open block
+    of reasoning.
 
-    A field that the API declines by name is sent in another form from then on, or not at all.
+    A request field that the API declines by name is sent in another form from then on, or not at
+    all.
     """
 
     def __init__(
@@ -117,8 +120,8 @@ class TextEngine(Endpoint):
         """Return the model that answers: the named one, else the only one that the API lists.
 
         Raises a `CloudError` if no model is named and the API does not list exactly one. A named
-        model must be in the list only of a server that is known by its `owned_by` (`owner`): other
-        APIs may serve models that they do not list.
+        model may be missing from the list, since some APIs serve models that they do not list; that
+        is an error only for an API that has an `owner`.
         """
         # It may have been started anew, with another template.
         self._rendered.clear()
@@ -276,7 +279,7 @@ class TextEngine(Endpoint):
 
 
 def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages as chat APIs take them; the API is at `url`, which errors name.
+    """Return `messages` in the form that chat APIs take; `url` is the API's address, for errors.
 
     Raises `CloudRejected` if there is no message, or if the last one is an assistant's.
     """

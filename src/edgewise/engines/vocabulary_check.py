@@ -43,7 +43,8 @@ class VocabularyCheck:
     async def run(self) -> None:
         """Check now, or wait for the check under way.
 
-        Raises a `CloudError`, or what `accept` raises.
+        Raises a `CloudError`, or the `UsageError` by which `accept` (see `__init__`) refuses the
+        engine.
         """
         await _finished(self._start())
 

@@ -109,7 +109,10 @@ class Gateway:
         return Starlette(routes=routes, middleware=middleware, lifespan=self._lifespan)
 
     async def drain(self) -> None:
-        """Refuse new sessions, let consults in flight end (`DRAIN_SECONDS`), then disconnect."""
+        """Refuse new sessions, and disconnect each device once its consults in flight have ended.
+
+        It waits for at most `DRAIN_SECONDS`.
+        """
         self.draining = True
         try:
             async with asyncio.timeout(DRAIN_SECONDS):

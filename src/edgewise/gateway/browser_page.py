@@ -177,7 +177,7 @@ class Page:
             file.close()
 
     def routes(self) -> list[BaseRoute]:
-        """Return the routes of `/` (redirects to the page) and of everything below `AT`."""
+        """Return the routes of `/` (redirects to the page) and of everything below /page/."""
         return [
             Route("/", self._root),
             Route(f"{AT}config.json", self._configured),

@@ -28,9 +28,10 @@ log = structlog.get_logger("edgewise.gateway")
 
 
 class SessionPrefix(NamedTuple):
-    """The token ids that a frame is about, with their session and the device's key.
+    """The token ids that a device's request is about, with the device's session and key.
 
-    `take_fresh` returns how many ids were received since its last call, for the caller to charge.
+    `take_fresh` returns how many ids the device sent since the last call of `take_fresh`; they
+    count against the key's limits.
     """
 
     ids: Ledger
@@ -163,8 +164,9 @@ def failed(
 ) -> Failed:
     """Return the frame that reports a failed consult.
 
-    `reason` is a `Fault`, such as "timeout". After `wait` seconds (at most 49 days fit) the device
-    may try again. `request_id` names the request in the engine's log, else in the gateway's.
+    `reason` is a `Fault`, such as "timeout". The device may try again after `wait` seconds; more
+    than 49 days are sent as 49. `request_id` names the request in the engine's log, else in the
+    gateway's.
     """
     later = None if wait is None else min(int(1000 * wait) + 1, (1 << 32) - 1)
     return Failed(frame.ask, reason, message, later, request_id)

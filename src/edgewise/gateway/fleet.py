@@ -1,4 +1,4 @@
-"""The engines behind a gateway: which one gets a session's consults (requests), and how many."""
+"""The engines behind a gateway: which one serves a session, and how many consults run at each."""
 
 import asyncio
 import hashlib

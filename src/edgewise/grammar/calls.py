@@ -43,8 +43,8 @@ Part = Said | CallBegun | CallArguments
 class CallReader:
     """Splits the text of an answer into plain text and tool calls, as it comes in.
 
-    `style` is the model's format of calls. `bare` are the names of tools that the model may also
-    call without the opening of that format, with JSON that is the whole answer.
+    `style` is the model's format of calls. `bare` are the names of tools that may also be called
+    without the text that opens a call in that format, if the whole answer is the call's JSON.
     """
 
     def __init__(self, style: ToolFormat, bare: Sequence[str] = ()) -> None:

@@ -175,7 +175,7 @@ class Grammar:
         self._lock = threading.Lock()
 
     def constraint(self, start: int) -> Constraint:
-        """Return a constraint for an answer whose first id has the index `start` (`Constraint`)."""
+        """Return a constraint for one answer; `start` is the number of prompt ids before it."""
         with self._lock:
             matcher = self._matcher.deep_copy()
         return Constraint(matcher, self._tokenizer, start=start)

@@ -26,8 +26,8 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer may consist of: JSON of a schema, any text, calls of tools.
 
     With `schema` the answer is JSON that this JSON schema allows; without, any text. With `tools`
-    the answer may be tool calls instead. It has to be if `required`, or if `only` names the one
-    tool that may be called. With `parallel` it may have several calls. The prompt describes the
+    it may be tool calls instead. It must be tool calls if `required` is set, or if `only` names the
+    one tool that may be called. With `parallel` it may have several calls. The prompt describes the
     tools, too. For the tools named in `lenient`, schema keywords that no grammar supports are
     ignored; for others, and in `schema`, they are refused.
     """
@@ -52,9 +52,9 @@ def response_format_from(
 
     With `json_schema` the answer is JSON that this schema allows. `tools` may be dicts with the
     fields of `Tool`. `tool_choice` is "auto", "none", "required" or the name of the one tool to
-    call; `only` names that tool even if its name is one of these words. The answer may have several
-    calls if `parallel_tool_calls`. Raises `UsageError` for invalid or too many tools, and for a
-    choice that is not among them.
+    call. `only` also names that tool, even one that is called "auto" or the like. The answer may
+    have several calls if `parallel_tool_calls`. Raises `UsageError` for invalid or too many tools,
+    and for a choice that is not among them.
     """
     if json_schema is None and not tools:
         return None
@@ -85,7 +85,7 @@ def grammar_of(tokenizer: Tokenizer, format: ResponseFormat) -> Grammar:
     """Compile a response format for a tokenizer's vocabulary.
 
     Raises `UsageError` for an invalid, unsupported or too complex schema, for tools if the model's
-    chat template has no known format of calls, and as `compiled`.
+    chat template has no known format of calls, or if llguidance is not installed.
     """
     left = SchemaBudget()
     try:

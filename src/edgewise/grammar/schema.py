@@ -1,10 +1,10 @@
-"""JSON schemas as they go into grammars: limited in size, and closed to keys that they do not name.
+"""JSON schemas as they go into grammars: limited in size; objects have only keys that they name.
 
 If `allOf`, `$ref`, `anyOf` or `oneOf` stand beside each other or beside other keywords, llguidance
-expands them, refs included; a text with several patterns is matched by the product of their
-automata. Either can take minutes and gigabytes, and compiling does not always show it: thirty
-patterns of one key compile in a millisecond, but to find which tokens may begin its value then
-takes for ever, whatever the limit per step. So the work is estimated here beforehand.
+expands them, refs included; and it matches a text that has several patterns by the product of their
+automata. Both can take minutes and gigabytes, and not always while compiling: thirty patterns of
+one key compile in a millisecond, but to find the tokens that may begin the key's value then takes
+for ever, and llguidance's limit per step does not help. So the work is estimated here beforehand.
 """
 
 import math
@@ -78,9 +78,9 @@ _ANY = "*"
 class SchemaBudget:
     """The work that a set of schemas, such as those of a request's tools, may still take.
 
-    `values`, `states` (those of `multipleOf`) and `characters` count down from `MAX_VALUES`,
-    `MAX_MULTIPLE` and `MAX_SCHEMA`. `unheld` collects the keywords that were ignored in
-    lenient schemas.
+    `values` (subschemas and values), `states` (the sum of all `multipleOf`) and `characters` (of
+    JSON text) count down from `MAX_VALUES`, `MAX_MULTIPLE` and `MAX_SCHEMA`. `unheld` collects the
+    keywords that were ignored in lenient schemas.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""`Repository`: downloads from the model hub, through huggingface_hub; errors are one sentence.
+"""`Repository`: downloads from the model hub, by huggingface_hub, with errors of one sentence.
 
-The library makes file names of what the hub replies, so each reply is checked before the library
-acts on it. The library's cache (HF_HOME) is shared with every other program that downloads from the
-hub; the command `hf cache` manages it.
+The library names files after what the hub replies, so each reply is checked before the library acts
+on it. The library's cache (HF_HOME) is shared with every other program that downloads from the hub;
+the command `hf cache` manages it.
 """
 
 import re
@@ -73,10 +73,10 @@ def _require_plain(address: HubAddress, setting: str | None) -> None:
 
 
 class Repository:
-    """A hub repository's files: as the hub lists them, or those in the cache if it is offline.
+    """A hub repository's files, as the hub lists them; if it does not answer, those in the cache.
 
-    `names` are the files. `library` is the library (such as mlx) that the hub names for the model,
-    or None. `online` is whether the hub answered.
+    `names` are the files' names. `library` is the library (such as mlx) that the hub names for the
+    model, or None. `online` is whether the hub answered.
     """
 
     def __init__(

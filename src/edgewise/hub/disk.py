@@ -116,7 +116,8 @@ def _bounded(count: int, most: int) -> int:
 def ollama_file(name: str, *, whole: bool = True) -> Path:
     """Return the path of the GGUF of the Ollama model `name`. Raises `AddressError`.
 
-    With `whole`, a model with an adapter or of several files is refused; else its first is taken.
+    With `whole`, a model that has an adapter or several files is refused. Without, an adapter is
+    ignored, and of several files the first is taken.
     """
     wanted = _full_name(name)
     if wanted is None:
@@ -152,10 +153,10 @@ def _full_name(name: str) -> tuple[str, ...] | None:
 
 
 def lmstudio_file(name: str) -> Path:
-    """Return the path of LM Studio's first GGUF of that name. Raises `AddressError`.
+    """Return the path of the first GGUF in LM Studio that has this name. Raises `AddressError`.
 
-    A name is owner/repository/file, owner/repository, or the end of one; -GGUF and .gguf are
-    optional.
+    A name is owner/repository/file or owner/repository. What stands before a slash may be left out,
+    and so may the endings -GGUF and .gguf.
     """
     wanted, files = _plain_name(name), list(_lmstudio())
     for relative, path, _ in files:
@@ -169,7 +170,7 @@ def lmstudio_file(name: str) -> Path:
 
 
 def packaged_file(package: str) -> Path | None:
-    """Return the GGUF in an installed Python package, which is not imported; None without one."""
+    """Return the path of a Python package's first GGUF, or None; the package is not imported."""
     found = find_spec(package)
     folders = found.submodule_search_locations if found else None
     return next(iter(sorted(Path(folders[0]).glob("*.gguf"))), None) if folders else None

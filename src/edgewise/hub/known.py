@@ -1,7 +1,7 @@
-"""Models with short names, such as `smollm2`: each one file on the hub, identified by its hash.
+"""Models that have short names, such as `smollm2`. Each is a file on the hub, known by its hash.
 
-They are the models of the pairs (edge and cloud) that were measured. A copy of the file that is on
-this disk already is used, whichever program downloaded it.
+They are the edge and cloud models of the pairs with which Edgewise was measured. If a copy of the
+file is on this disk already, it is used, whichever program downloaded it.
 """
 
 import hashlib
