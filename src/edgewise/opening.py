@@ -119,9 +119,9 @@ def nearest_cloud(settings: Settings) -> str:
 def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[Settings]:
     """Return the settings of each cloud, nearest first.
 
-    `clouds` are their addresses; by default those of the settings. With several clouds a connection
-    setting has one value for each, separated by commas, so that no key goes to the wrong cloud.
-    Text for trusted clouds is not redacted. Raises `UsageError`.
+    `clouds` are their addresses, by default those in `settings`. With several clouds each setting
+    of a connection, such as `cloud_key`, lists one value per cloud, separated by commas. Text for
+    trusted clouds is not redacted. Raises `UsageError`, such as for a wrong number of values.
     """
     clouds = clouds or each(settings.cloud or cloud_address(settings))
     own = [{"cloud": one} for one in clouds] if len(clouds) > 1 else [{}]
@@ -144,7 +144,7 @@ def require_one_cloud(settings: Settings) -> None:
 
 
 def is_trusted(settings: Settings, name: str | None = None) -> bool:
-    """Whether the cloud of this address or name (default: the nearest) is at a host in `trust`."""
+    """Whether the setting `trust` lists the host of the cloud at `name` (None: the nearest one)."""
     hosts = hosts_of(settings.trust, "trust")
     at = name or cloud_address(settings)
     return hosts is not None and is_at(at if "://" in at else f"http://{at}", hosts)
@@ -153,8 +153,8 @@ def is_trusted(settings: Settings, name: str | None = None) -> bool:
 def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel) -> list[Tier]:
     """Return the open `clouds`, nearest first, as tiers with threshold, share and trust.
 
-    If one of them can only be asked between words, so are all after it. With several clouds, models
-    in this process are trusted. Raises `UsageError`.
+    After a cloud that is asked only at word boundaries, all others are asked only there too. With
+    several clouds, models in this process are trusted. Raises `UsageError`.
     """
     further = max(0, len(clouds) - 1)
     shares = _fractions(settings, "tier_share", [TIER_SHARE] * further)
@@ -207,7 +207,7 @@ def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:
-    """Return the `clouds`' identities as one name, by which thresholds of the last are stored."""
+    """Return the name under which thresholds for the last of these `clouds` are stored."""
     return ",".join(cloud.identity() for cloud in clouds)
 
 
@@ -216,9 +216,9 @@ def open_cloud(
 ) -> CloudModel | None:
     """Open the cloud model and check its vocabulary; for the cloud "none" return None.
 
-    A cloud with another vocabulary is wrapped in an adapter. `slots` and `keep_prefixes` are for a
-    model in this process. Raises `UsageError` for an unknown engine, an engine without a URL, or a
-    host that is not allowed, and a `CloudError` if the cloud cannot be reached.
+    With another vocabulary it is wrapped in an adapter. `slots` and `keep_prefixes`, for a model in
+    this process, are those of `EdgeOptions`. Raises `UsageError` for an unknown engine, an engine
+    without a URL, or a host that is not allowed, and a `CloudError` if the cloud cannot be reached.
     """
     require_one_cloud(settings)
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
@@ -268,10 +268,10 @@ def verification(
 ) -> Literal["off", "on", "exact"]:
     """Return how the nearest cloud verifies draft tokens: as the setting `verify` says.
 
-    "auto" is "on" unless a model or another setting rules that out. (A price does, since each block
-    bills the prompt, but not for a cloud that can only read passages.) Without `edge` and `cloud`
-    the settings alone decide. Raises `UsageError` if what is set is impossible, or if the cloud can
-    only read passages and verification is off.
+    "auto" is "on" unless a model or another setting rules that out, such as a price, since each
+    block bills the prompt. A cloud that judges whole passages (`CloudModel.reads_passages`) cannot
+    continue text, so it always verifies. Without `edge` and `cloud` the settings alone decide.
+    Raises `UsageError` if what is set is impossible, such as "off" for such a cloud.
     """
     against = [*_against_verifying(settings, edge, cloud)]
     reads = cloud is not None and cloud.reads_passages
@@ -361,7 +361,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
 
 def chosen_router(settings: Settings, edge: EdgeModel) -> str:
-    """Return the router's name: as set, else a packaged one for this edge model, else untrained."""
+    """Return the router's name: as set, else one packaged for this edge model, else "max-prob"."""
     if settings.router not in (None, AUTO):
         return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
@@ -371,7 +371,7 @@ def chosen_router(settings: Settings, edge: EdgeModel) -> str:
 
 
 def known_router(edge: EdgeModel) -> Path | None:
-    """Return the packaged checkpoint for this edge model, in any build of it; None without one."""
+    """Return the folder of the packaged router that fits this edge model; None if none does."""
     for card in sorted(bundled("routers").glob(f"*/{CONFIG}")):
         # A server that takes text cannot be compared inside a character.
         with suppress(RouterMismatch, EdgeError):
@@ -383,11 +383,11 @@ def known_router(edge: EdgeModel) -> Path | None:
 def starts_of(
     settings: Settings, router: Router, card: RouterCard | None, edge: EdgeModel
 ) -> Mapping[str, float]:
-    """Return the router's thresholds by cloud share (text, "0.05") or `KEEP`, to start from.
+    """Return the router's initial thresholds by cloud share (as text, "0.05").
 
-    They were tuned for this pair, are in the router's `card`, or are measured on the edge's own
-    texts. Empty where the settings fix the threshold or a share of 0 or 1, name no cloud, or
-    let it verify.
+    The key `KEEP` has that of `edgewise tune --keep`. They were tuned for this pair, are in `card`,
+    or are measured on the edge's own texts. Empty if the settings fix the threshold, name no cloud,
+    set a share of 0 or 1, or set `verify` to "on" or "exact".
     """
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
     if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
@@ -408,7 +408,7 @@ def router_identity(settings: Settings) -> str:
 
 
 def router_folder(settings: Settings) -> Path | None:
-    """Return the folder of the checkpoint that the settings name, downloaded if needed, or None."""
+    """Return the folder of the router's checkpoint, downloaded if need be; None if it has none."""
     name = str(settings.router)
     if name == "bundled":
         return bundled("router")
@@ -432,9 +432,9 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
 def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     """Return the policy of the settings: with a fixed threshold, or with a cloud share.
 
-    `starts` are the thresholds of `starts_of`. With a share the policy begins at its threshold
-    there. If the settings have neither, the threshold that `edgewise tune --keep` found is fixed,
-    else there is a default share. Where the cloud verifies there is a share, unless it is "exact".
+    `starts`, from `starts_of`, gives the initial threshold for a share. If the settings have
+    neither, the threshold that `edgewise tune --keep` found is fixed, else there is a default
+    share. With `verify` "on" there is always a share, with "exact" none.
     """
     share, fixed = settings.cloud_share, settings.threshold
     verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify
@@ -487,7 +487,7 @@ def _options(settings: Settings, slots: int, keep_prefixes: bool) -> EdgeOptions
 
 
 def sampling_of(settings: Settings, options: Mapping[str, object] | None = None) -> Sampling:
-    """Return the sampling of settings and of an answer's `options`. Raises `UsageError`."""
+    """Return the settings' sampling, changed by an answer's `options`. Raises `UsageError`."""
     named = {
         "temperature": settings.temperature or 0.0,
         "top_p": settings.top_p,

@@ -58,7 +58,10 @@ KNOWN = {
 
 
 def known_file(name: str) -> Path:
-    """Return the path of a known model; download it if need be. Raises `AddressError`."""
+    """Return the path of the file of `KNOWN[name]`, downloaded if this disk has no copy.
+
+    Raises `AddressError` if the download fails or brings another file.
+    """
     known = KNOWN[name]
     for path, checked in like(known, disk_models()):
         if checked or _sha256(path) == known.sha256:
@@ -69,8 +72,9 @@ def known_file(name: str) -> Path:
 def like(known: KnownModel, models: Sequence[DiskModel]) -> Iterator[tuple[Path, bool]]:
     """Yield files on this disk that have the size of `known`, and so may be that model.
 
-    With each comes whether its hash is known to match. `models` (see `disk_models`) are searched,
-    besides files that are named after the hash, and the model's Python package.
+    With each path comes True if the file is named after the model's hash (the program that named it
+    has checked the hash), else False. The other places searched are the Python package that
+    contains the model, if there is one, and `models` (see `disk_models`).
     """
     # Programs that name a file after its hash have checked it.
     for path in blobs_named(known.sha256):

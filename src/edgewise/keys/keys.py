@@ -40,11 +40,12 @@ _Limit = msgspec.Meta(ge=0, le=MOST)
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An API key: its `name`, the SHA-256 of its secret in hex, and its limits (0: no limit).
 
-    Each gateway allows the key `consults_per_second` consults (requests to the cloud model),
-    `ids_per_second` token ids received from its clients or computed for them, and `sessions` open
-    at once. At a server consults are requests, and sessions are answers that wait or are being
-    written. `tokens_per_day` bounds the tokens that the cloud model writes in a day of UTC.
-    `created` is a day (2026-01-31); the key is invalid from `expires` on.
+    At a gateway `consults_per_second` limits requests to the cloud model, `ids_per_second` the
+    token ids received from clients or computed for them, and `sessions` the conversations of
+    devices that are connected at once. At a server the same three limit requests, the token ids of
+    prompts and answers, and the answers that wait or are being written. `tokens_per_day` bounds the
+    tokens that the cloud model writes in a day of UTC; only a gateway accepts a key with this
+    limit. `created` is a day (2026-01-31); the key is invalid from `expires` on.
     """
 
     name: str
@@ -118,7 +119,7 @@ class Keys:
     def find(self, secret: str) -> Key | None:
         """Return the valid key whose secret is `secret` (compared in constant time), or None.
 
-        Without a key file that is `ANYBODY`, whatever the secret.
+        Without a key file the result is `ANYBODY` for every secret.
         """
         if self._path is None:
             return ANYBODY

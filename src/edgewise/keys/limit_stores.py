@@ -37,8 +37,8 @@ def limits_at(where: str | None, keys: Path | None) -> KeyLimits:
     """Return the limits of all keys, which count used tokens at `where`.
 
     `where` is a file, a URL such as redis://..., or `MEMORY` (this process only); None is a file
-    beside the key file `keys`, NAME.limits. Without a key file nothing is limited. Raises
-    `UsageError` for `where` without `keys`, or for a URL that no store supports.
+    beside the key file `keys`, named like it with .limits added. Without a key file nothing is
+    limited. Raises `UsageError` for `where` without `keys`, or for a URL that no store supports.
     """
     if keys is None and where is not None:
         raise UsageError("Limits need keys", hint="give a key file", setting="keys")
@@ -74,8 +74,8 @@ ON CONFLICT (day, name) DO UPDATE SET used = max(0, used + :tokens) WHERE used +
 class SqliteLimits(LimitStore):
     """Counts tokens in a SQLite file, which gateways on one machine may share.
 
-    The file is in write-ahead mode without waiting for the disk: a killed process loses nothing,
-    a power failure the last moments. All access is in a thread of the store's own.
+    The file is in write-ahead mode, and a write does not wait for the disk. So a killed process
+    loses no counts; a power failure loses the latest. All access is in a thread of the store's own.
     """
 
     def __init__(self, path: Path | None) -> None:

@@ -77,8 +77,9 @@ class LimitStore(ABC):
 class Bucket:
     """A token bucket (a rate limiter) that fills from empty to full in `burst` seconds.
 
-    Its level may fall to `-debt`. The bucket's state is one number, the time at which it will be
-    full (the generic cell rate algorithm).
+    The rate is given with each call. `take` may lower the level below zero, at most to -`debt`; the
+    rest is forgiven. The bucket's state is one number, the time at which it will be full (the
+    generic cell rate algorithm).
     """
 
     def __init__(self, burst: float, debt: float = 0.0) -> None:
@@ -118,8 +119,8 @@ class OverLimit(Exception):
 class Spent:
     """What a consult used: `tokens` written, and prompt ids that the engine `computed`.
 
-    The consult's caller fills it in. `asked` says whether the request went to an engine, which may
-    have worked in vain if the consult then failed.
+    The block of `KeyLimits.spending` fills it in, and sets `asked` when the request goes to an
+    engine. If that request is then cancelled or times out, all the tokens asked for are charged.
     """
 
     tokens: int = 0
@@ -161,10 +162,11 @@ class KeyLimits:
 
     @asynccontextmanager
     async def spending(self, key: Key, tokens: int, *, ids: int = 0) -> AsyncGenerator[Spent]:
-        """Charge `key` for the consult that the block makes; the block fills in the `Spent`.
+        """Return a context manager that charges `key` for the consult made inside the block.
 
-        At most `tokens` are to be written: they are reserved from the day's limit before, and the
-        unwritten ones given back. `ids` is the number of ids that came with the request. Raises
+        `tokens` is the most that the consult may write. They are reserved from the day's limit
+        before the block; those that were not written are given back after it. The block fills in
+        the `Spent` that it is given. `ids` is the number of ids that came with the request. Raises
         `OverLimit` before the block if a limit is exceeded.
         """
         self.admit(key, ids)
@@ -187,10 +189,10 @@ class KeyLimits:
                 await asyncio.shield(self._begin(self._give_back(key, day, unused)))
 
     def admit(self, key: Key, ids: int) -> None:
-        """Charge `key` for a number of `ids` received with a request, which may be refused.
+        """Charge `key` for the `ids` (a number) that came with a request, and check its rates.
 
-        Raises `OverLimit` if earlier requests have used up the rate of ids or of consults. The ids
-        are charged even then.
+        Raises `OverLimit` if earlier requests have used up the rate of ids or of consults; the ids
+        are charged all the same.
         """
         (asks, bucket), now = self._buckets[key.name], self._clock()
         waits = {
@@ -204,7 +206,10 @@ class KeyLimits:
                 raise OverLimit("unavailable", message, wait)
 
     async def may_prefetch(self, key: Key, ids: int) -> bool:
-        """Charge `key` for a number of prefetched `ids`; return whether it may consult now."""
+        """Charge `key` for the `ids` (a number) of a prefetch; return whether its limits allow it.
+
+        The ids are charged in either case.
+        """
         with suppress(OverLimit):
             self.admit(key, ids)
             await self._reserve(key, 0)
@@ -212,7 +217,7 @@ class KeyLimits:
         return False
 
     def charge(self, key: Key, ids: int) -> float:
-        """Charge for a number of `ids`; return the seconds until the key owes none."""
+        """Charge `key` for a number of `ids`; return the seconds until its rate allows more."""
         (_, bucket), now = self._buckets[key.name], self._clock()
         bucket.take(ids, key.ids_per_second, now)
         return bucket.wait(key.ids_per_second, now)

@@ -152,9 +152,10 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Handle a peer's closing of its sending side; return whether to keep the connection.
 
-        It is kept until a complete request is answered. A peer that has left altogether looks the
-        same until something is sent, so `_probe` sends something. HTTP/1.0 allows nothing before
-        the answer; its proxies disconnect when their clients do, so there nothing is kept.
+        Without TLS it is kept until a complete request is answered. A peer that has left altogether
+        looks the same until something is sent, so `_probe` sends interim responses. HTTP/1.0 has
+        none, and its proxies close in this way when their client has left. So a connection with
+        HTTP/1.0 is kept only if the answer has begun.
         """
         whole = self._answering and self.conn.their_state is not h11.SEND_BODY
         begun = whole and (self.cycle.response_started or self.scope["http_version"] != "1.0")

@@ -25,9 +25,9 @@ _EVENTS = frozenset({"refused", "ended"})
 class FloodFilter(logging.Filter):
     """A logging filter that passes at most `BURST` lines of one kind in `WINDOW_SECONDS`.
 
-    Lines of one kind report one event, or are one logger's and begin alike; lines that no client
-    can cause always pass. The first line of the next window has an attribute `left_out`: how many
-    were dropped.
+    Two lines are of one kind if they report the same event of a gateway, or if they come from one
+    logger and begin with the same 20 characters. Lines that no client can cause always pass. The
+    first line of the next window has an attribute `left_out`: how many were dropped.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -29,9 +29,10 @@ _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s/?#@:\[\]]+|\[[^\]]*\])(?::([1
 class OriginCheck:
     """ASGI middleware that refuses requests and WebSockets from web pages of other origins.
 
-    Browsers send `Origin` with everything but plain loads; other clients need not. Against DNS
-    rebinding (a page's own host name is made to point to this server) the header `Host` must be a
-    name of this server as well.
+    A request without the header `Origin` passes: browsers send it except when they just load
+    something (a page, an image), and other programs need not send it. Against DNS rebinding (a
+    page's own host name is made to point to this server) the header `Host` must be a name of this
+    server as well.
     """
 
     def __init__(

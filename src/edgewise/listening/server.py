@@ -26,7 +26,7 @@ TICK_SECONDS = 0.1
 
 
 class Listener(uvicorn.Server):
-    """A uvicorn server with a limit on connections, which SIGTERM or SIGINT ends gracefully.
+    """A uvicorn server that limits its connections, and ends gracefully after SIGTERM or SIGINT.
 
     The exit code is 0 then. A second signal ends the server without waiting for answers.
     """

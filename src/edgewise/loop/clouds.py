@@ -1,8 +1,8 @@
 """The clouds of an answer, nearest first; the next is asked where one is unsure, wrong, or fails.
 
-The choice is made where an outcome is taken, in the answer's own order, never for drafts: so which
-clouds are asked does not depend on the link. Each has a threshold, a share of the output tokens, a
-circuit breaker and a record of what it was sent.
+Which clouds are asked is decided when the answer takes a reply, one token after the other, and
+never for draft tokens. So it does not depend on when replies arrive. Each cloud has a threshold, a
+share of the output tokens, a circuit breaker and a record of what it was sent.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,8 @@ from edgewise.loop.one_cloud import CloudConsults, Flight, Refusal
 class Clouds:
     """All requests of an answer to its clouds. To the decoding loop they act as one cloud.
 
-    The nearest is the first of them. Drafts send requests to it only, as do prefetches.
+    The first cloud is the nearest. Prefetches, draft tokens to verify and requests for positions
+    behind draft tokens go to the nearest only.
     """
 
     def __init__(self, clouds: Sequence[CloudConsults], *, cap: int | None) -> None:
@@ -39,7 +40,7 @@ class Clouds:
         self.passages = nearest.tier.cloud.reads_passages
 
     def ignore_breakers(self) -> None:
-        """Let no open circuit breaker refuse a request from here on: only a cloud can write now."""
+        """Let no open circuit breaker refuse a request any more, since the edge is lost."""
         for cloud in self._clouds:
             cloud.ignores_breaker = True
 
@@ -50,7 +51,7 @@ class Clouds:
 
     @property
     def wasted(self) -> int:
-        """Tokens that were asked for and not used, also those of a cloud that another overruled."""
+        """Tokens of requests that were dropped, or whose cloud was overruled by another cloud."""
         return sum(cloud.counts.unused for cloud in self._clouds)
 
     @property
@@ -60,7 +61,7 @@ class Clouds:
 
     @property
     def writer(self) -> CloudCounts:
-        """The counts of the cloud whose words are written: the nearest's where it verifies."""
+        """The counts of the cloud whose completion was taken; of the nearest if none was yet."""
         return (self._best[0] if self._best else self._clouds[0]).counts
 
     def ask(self, n: int, token: int | None) -> int | Refusal:
@@ -94,9 +95,9 @@ class Clouds:
         return outcome, event
 
     def due(self) -> bool:
-        """Return whether all requests are over; wait if they soon will be (`Latency.patience`).
+        """Return whether no reply is awaited any more; wait for one that comes soon.
 
-        Where an outcome calls for the next cloud, that cloud is asked.
+        `Latency.patience` says how long. If a reply is unsure or an error, the next cloud is asked.
         """
         while self._flying is not None:
             if not self._flying[0].due(self._flying[1]):

@@ -1,6 +1,6 @@
 """The counts of an answer: its tokens and its requests to clouds are counted here, nowhere else.
 
-What the clouds returned, or were asked for in vain, was either written by them or is wasted.
+Tokens that a cloud returned, or was asked for in vain, are wasted unless they are in the answer.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,9 @@ class CloudCounts:
     """What one cloud was asked in an answer, and what came of it.
 
     `wanted`, `calls`, `failed` and `wrote` are those of `TierUsage`. `dropped` counts requests
-    whose outcome the answer did not wait for. `brought` counts tokens that the cloud returned or
-    was asked for in vain, `unused` those of them from dropped or overruled requests. `cached` and
+    whose outcome the answer did not wait for. `brought` counts the tokens that the cloud returned,
+    and those of requests that were dropped or timed out. `unused` counts the part of `brought` from
+    requests that were dropped or overruled (another cloud's completion was taken). `cached` and
     `computed` count prompt tokens by its usage reports, None once a report left one out; `written`
     counts the tokens it wrote, in its own vocabulary.
     """
@@ -35,9 +36,9 @@ class CloudCounts:
     ) -> None:
         """Count a finished request for `asked` tokens.
 
-        The tokens of a completion that is taken are counted elsewhere, by the loop. The request may
-        have `failed` though a completion came, if nothing in the completion is allowed.
-        `overruled`: another cloud's completion was taken instead.
+        `failed`: nothing it brought can be used, though `outcome` may be a completion that the
+        response format forbids. `overruled`: another cloud's completion was taken instead. The
+        tokens of a completion that is taken are not counted here: the loop adds them to `brought`.
         """
         self.calls += 1
         self.failed += failed

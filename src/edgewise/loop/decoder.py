@@ -1,4 +1,4 @@
-"""The decoder: an edge model, a router, a policy and perhaps cloud models, ready to answer."""
+"""The decoder: an edge model, a router, a `Policy` and perhaps cloud models, ready to answer."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -40,9 +40,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decoder:
-    """Answers prompts with an edge model, a router, a policy and perhaps cloud models.
+    """Answers prompts with an edge model, a router and perhaps cloud models.
 
-    One decoder gives any number of answers, one after the other or in several threads.
+    The policy says when a cloud is asked and how much it may write. One decoder gives any number of
+    answers, one after the other or in several threads.
     """
 
     def __init__(
@@ -88,11 +89,12 @@ class Decoder:
         """Return a `Generation`, an iterator over the events of the answer to `prompt`.
 
         `prompt` are token ids, or a `Prompt` with the messages they were made from; one marked
-        local is answered by the edge alone. Without `max_tokens` the answer may fill the context.
-        `budget` is what the conversation's last answer left. `pending` adds `Pending` and
-        `RolledBack` events, `candidates` the edge's candidates to every `Token`. A `grammar` of the
-        edge's vocabulary constrains the answer. `policy` replaces the decoder's for this answer;
-        `at_end` is called once, with the budget that is left.
+        local is sent to trusted clouds only. Without `max_tokens` the answer may fill the context.
+        `budget` says how much the cloud may write: what the conversation's last answer left
+        (`Generation.budget`). `pending` adds events about draft tokens (`Pending`, `RolledBack`),
+        `candidates` the edge's candidates to every `Token`. A `grammar` of the edge's vocabulary
+        constrains the answer. `policy` replaces the decoder's for this answer; `at_end` is called
+        once, with the budget left.
 
         Raises `UsageError` for bad input and `ContextOverflow` for a prompt that does not fit.
         """

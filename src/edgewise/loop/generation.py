@@ -1,7 +1,7 @@
-"""The decoding loop of an answer: step, score, decide, ask the cloud, write. Everything streams.
+"""The decoding loop of an answer: edge step, router score, decision, perhaps a request, next token.
 
-All that changes from token to token is in one immutable `State`, or follows from the position
-(random draws).
+Each token is streamed when it is written. All that changes from token to token is in one immutable
+`State`; random draws depend only on the seed and on the token's position.
 """
 
 import logging
@@ -89,7 +89,7 @@ class Generation(Iterator[Event]):
         return by, self._speculation.computed, self._rules.prompt
 
     def close(self) -> None:
-        """Close the sessions of this answer; no further events come."""
+        """End the answer and close its sessions with the models; no further events come."""
         if self._closed:
             return
         self._closed = True

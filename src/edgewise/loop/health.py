@@ -54,9 +54,9 @@ class Breaker:
     def failed(self, *, silent: bool = False, probe: bool = False) -> None:
         """Record that a request failed; `silent` if the answer waited for it until its deadline.
 
-        Such a wait is the worst a user sees, so one of them opens the breaker; a probe may go at
-        once. Only the failure of the `probe` itself doubles the pause: other requests were sent
-        before it.
+        The third failure in a row opens the breaker. So does a single silent one, the worst that a
+        user sees; then a probe may go at once. If the failed request was the `probe`, the pause
+        doubles. Other failures do not double it: their requests were sent before the probe.
         """
         with self._lock:
             self._failures += 1
@@ -127,17 +127,21 @@ class Latency:
             self._recent[first].append(deadline)
 
     def quantile(self, part: float, *, first: bool = False) -> float | None:
-        """Return the quantile `part` (0 to 1) of recent latencies in seconds; None if too few."""
+        """Return the quantile `part` (0 to 1) of recent latencies in seconds; None if too few.
+
+        They are those of answers' first requests if `first` is set, else those of all others.
+        """
         with self._lock:
             recent = list(self._recent[first])
         return float(np.quantile(recent, part)) if len(recent) >= ENOUGH else None
 
     def patience(self, elapsed: float, *, first: bool) -> float:
-        """Return the seconds to wait for a request, `elapsed` seconds old, before the next draft.
+        """Return how many seconds to wait for a reply before the edge drafts another token.
 
-        That is 0 unless the completion is about to arrive. With r seconds to go, a step of s
-        seconds gains r if the draft is accepted and loses s - r if it is rejected, as a share d of
-        them is: it pays if r > d s. A completion that is overdue by d s or more is not waited for.
+        The request is `elapsed` seconds old, and the answer's `first` or not. The result is 0
+        unless the reply is due about now. With r seconds to go, a draft step of s seconds gains r
+        if the draft is accepted and loses s - r if it is rejected. With a share d of drafts
+        rejected, the step pays if r > d s. A reply overdue by d s or more is not waited for.
         """
         median = self.quantile(0.5, first=first)
         if median is None or self.step is None:

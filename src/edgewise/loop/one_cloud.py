@@ -1,4 +1,4 @@
-"""A cloud of a pair (`Tier`), and one answer's requests to it: in flight, taken or dropped."""
+"""A cloud with its limits (`Tier`), and the requests of one answer to it (`CloudConsults`)."""
 
 import math
 import time
@@ -45,11 +45,12 @@ _GRACE = 0.25
 
 
 class Flight(msgspec.Struct, eq=False):
-    """A request to a cloud that is in flight: for `ask` tokens after the first `position` ids.
+    """A request in flight to a cloud, for the `ask` tokens that follow `position` token ids.
 
-    These token ids are prompt and answer so far; the last `verify` of them are draft tokens to be
-    verified. `sent_at` and `landed_at` (when the reply came) are `time.monotonic()` values,
-    `deadline` is in seconds from `sent_at`; `first` is set if the answer had no completion before.
+    These ids are the prompt, the answer so far and perhaps draft tokens; the cloud verifies the
+    last `verify` of them. `sent` counts what left for the request. `sent_at` and `landed_at` (when
+    the reply came) are `time.monotonic()` values, `deadline` is in seconds from `sent_at`; `first`
+    is set if this cloud had completed nothing in the answer before.
     """
 
     position: int
@@ -64,7 +65,7 @@ class Flight(msgspec.Struct, eq=False):
 
 
 class Tier:
-    """A cloud of a pair with its threshold, share, circuit breaker, budget and latency."""
+    """A cloud with its threshold, its share of the tokens, circuit breaker, budget and latency."""
 
     def __init__(
         self,
@@ -185,15 +186,16 @@ class CloudConsults:
     def alternates(self) -> bool:
         """Whether the edge drafts nothing while the cloud verifies a block of single tokens.
 
-        A model in this process takes turns with the edge at its cores; and where costs are limited,
-        the cost of rejected drafts would affect the answer.
+        True for a model in this process, which needs the same processor cores. Also true where
+        costs are limited: what rejected drafts cost depends on the link, and would change the
+        answer.
         """
         return self.tier.cloud.here or self._limited
 
     def inside_word(self, token: int) -> bool:
-        """Whether the answer, where the edge would write `token`, is inside a word for this cloud.
+        """Whether the answer is inside a word or block of reasoning, where this cloud is not asked.
 
-        There a cloud of another vocabulary cannot be asked.
+        `token` is what the edge would write next. Always False for a cloud without `boundaries`.
         """
         boundaries, prompt = self.tier.cloud.boundaries, self._rules.prompt
         if boundaries is None:
@@ -201,11 +203,12 @@ class CloudConsults:
         return boundaries.refused(self._ids, prompt, token, divided=False) is not None
 
     def ask_for_draft(self, ids: Sequence[int], n: int, budget: Budget) -> Refusal | None:
-        """Send a request for `n` tokens after `ids`, which end with draft tokens, if allowed.
+        """Ask for `n` tokens after `ids`, which end with draft tokens, if the limits permit.
 
-        Returns the reason if the context filter forbids it; else None, sent or not. `budget` is
-        that of the drafts. Nothing is sent where costs are limited: the cost of rejected drafts,
-        and so the link's timing, would affect the answer's own requests.
+        Returns the reason if the context filter forbids it; else None, whether or not a request was
+        sent. `budget` is what the answer will have left if the drafts are accepted. Nothing is sent
+        where costs are limited: how many of these requests are wasted depends on the link, and
+        their cost would leave less for the answer's own.
         """
         allowed = not self._limited and len(self._flights) < FLIGHTS and not self._breaker.is_open
         if allowed and self._policy.may_ask_for_draft(budget, n, self.counts.unused):
@@ -216,7 +219,7 @@ class CloudConsults:
         return None
 
     def due(self, flight: Flight) -> bool:
-        """Return whether a request is over; wait if it soon will be (`Latency.patience`)."""
+        """Return whether a request's reply has come; wait if it comes soon (`Latency.patience`)."""
         elapsed = time.monotonic() - flight.sent_at
         patience = self.latency.patience(elapsed, first=flight.first)
         if patience and not flight.future.done():
@@ -278,7 +281,8 @@ class CloudConsults:
     ) -> Consult:
         """Count a finished request made for token `index`, and return the event that reports it.
 
-        `overruled`: another cloud's completion was taken. Else `refused` says why its own was not.
+        `overruled`: another cloud's completion was taken. Otherwise `refused` says why this cloud's
+        completion cannot be used, if it cannot.
         """
         sent, asked = flight.sent, 0 if flight.verify else flight.ask
         fault = outcome if isinstance(outcome, CloudError) else None if overruled else refused

@@ -1,4 +1,4 @@
-"""When to ask the cloud: threshold, cloud share, cap, span, deadline, escalation are set here."""
+"""When to ask the cloud, how much it may write and how long it may take: policy and budgets."""
 
 import math
 import threading
@@ -57,9 +57,10 @@ _SEEN, _FEW, _MOST = 128, 8, 4.0
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """How much the cloud may still write; changes with every token of an answer (part of `State`).
 
-    `bucket` is the level of the token bucket, in tokens that the cloud may write now; below 0 it is
-    a debt. `reserve` is the rest of the pair's bucket: what other answers hold, and what none has
-    taken. `charged` counts the tokens that count against the answer's cap.
+    `bucket` is the level of the answer's token bucket: the tokens that the cloud may write now, or
+    a debt if it is below 0. `reserve` is the rest of the bucket that all answers share
+    (`SharedBudget`), held by other answers or by none. `charged` counts the tokens that count
+    against the answer's cap.
     """
 
     bucket: float = INITIAL_BUCKET
@@ -72,9 +73,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Whether to ask the cloud at a position: for `ask` tokens, or 0 to keep the edge's, and why.
+    """Whether to ask the cloud at a position: for `ask` tokens, or 0 to keep the edge's token.
 
-    `threshold` is the one in force, None where the cloud can never be asked.
+    `reason` says why. `threshold` is the one in force, None where the cloud can never be asked.
     """
 
     ask: int
@@ -83,7 +84,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """When an answer asks the cloud, and what it promises about the cloud's part in it.
+    """When an answer asks the cloud, and how much the cloud may write.
 
     Without `cloud_share`, the cloud is asked wherever the router's score reaches the fixed
     `threshold`. With `cloud_share` (the share of output tokens that the cloud may write) a token
@@ -92,13 +93,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `max_cloud_tokens` caps one answer: every token asked for counts, unless the request failed
     before its deadline. `span` is the number of tokens asked for at a time (words, if the
     vocabularies differ). `deadline` is in seconds per request; without one it follows the measured
-    latency. Up to `speculate` draft tokens are written while a request is in flight.
+    latency. Up to `speculate` tokens are drafted while a request is in flight. After a failed
+    request `on_cloud_error` keeps the edge's token or raises; if the edge's server is lost,
+    `on_edge_error` raises ("stop") or lets the cloud write the rest.
 
-    With `verify` the cloud reads every token of the edge's instead, and no router is asked. The
-    cloud corrects a token whose ratio (`Verified.ratio`) is too low; the bucket's level moves this
-    limit, but an empty bucket ends no verification of single tokens within an answer. "exact"
-    corrects every token that is not the cloud's own choice. Creating a policy raises
-    `UsageError` for a value out of range.
+    With `verify` no router is asked: the cloud reads every token of the edge's. It replaces a token
+    that is too unlikely to it, compared with its own likeliest (`ratio_now`); the bucket's level
+    moves this limit. An empty bucket does not end the verification of single tokens within an
+    answer. "exact" replaces every token that is not the cloud's own choice. Creating a policy
+    raises `UsageError` for a value out of range.
     """
 
     threshold: float = 0.5
@@ -128,22 +131,22 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requires_cloud(self) -> bool:
-        """Whether the answer cannot do without the cloud: a failure raises, or it is to be exact.
+        """Whether the edge must not go on alone: a failed request raises, or `verify` is "exact".
 
         Then requests get more time, and no circuit breaker refuses them.
         """
         return self.on_cloud_error == "raise" or self.verify == "exact"
 
     def may_ask(self, budget: Budget) -> bool:
-        """Whether the answer may still ask the cloud, which ends when its cap is spent."""
+        """Whether the answer may ask the cloud: not at a share of 0 or once its cap is spent."""
         return self.asks and self._room(budget) > 0
 
     def may_ask_for_draft(self, budget: Budget, ask: int, wasted: int) -> bool:
         """Whether a request for `ask` tokens may be sent after drafts, which may yet be rejected.
 
-        Never under a cap, which is a promise, nor where the cloud writes everything. Under a cloud
-        share, if the bucket covers `ask` and the `wasted` tokens of this answer, which dropped
-        requests had asked for.
+        It may not if the answer has a cap, which no wasted request may use up, or if the cloud
+        writes everything. Under a cloud share it may if the bucket covers both `ask` and `wasted`,
+        the tokens asked for in this answer's dropped requests.
         """
         if self.max_cloud_tokens is not None or self.cloud_share == 1:
             return False
@@ -157,9 +160,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def refuses(self, budget: Budget, *, first: bool, passages: bool = False) -> Reason | None:
         """Return why the cloud may correct nothing from here on; None where it may.
 
-        `first` says that the answer begins here. An answer that begins with so much debt that the
-        ratio would have to fall below `LEAST_RATIO` is not verified at all; within an answer, debt
-        ends no verification of single tokens. With `passages` the cloud replaces whole sentences:
+        `first` says that the answer begins here. It is not verified at all if the bucket's debt is
+        so large that `ratio_now` would have to fall below `LEAST_RATIO`. Later in an answer no debt
+        ends the verification of single tokens. With `passages` the cloud replaces whole sentences:
         under a cloud share it may replace none while the bucket holds less than one token.
         """
         if self.max_cloud_tokens is not None and self._room(budget) < 1:
@@ -170,10 +173,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return "budget" if first and indebted else None
 
     def ratio_now(self, budget: Budget, *, first: bool) -> float:
-        """Return the ratio (`Verified.ratio`) that an edge token must reach to be accepted.
+        """Return the ratio that an edge token must reach to be accepted, from 0 to 1.
 
-        The `first` token of an answer, which decides on most of what follows, must be the cloud's
-        own choice (ratio 1) unless the share is overdrawn.
+        `Verified.ratio` is the cloud's probability of this token over that of its likeliest. The
+        `first` token of an answer, which decides on most of what follows, must be the cloud's own
+        choice (ratio 1) unless the bucket is below its initial level.
         """
         if self.verify == "exact":
             return 1.0
@@ -181,10 +185,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 if first and ratio >= RATIO else ratio
 
     def stands(self, token: int, verified: Verified, ratio: float) -> bool:
-        """Whether the edge's `token` is accepted by the cloud's view of it and the needed `ratio`.
+        """Whether the edge's `token` is accepted: it is the cloud's choice, or likely enough to it.
 
-        This is the rule of speculative cascades (Narasimhan et al. 2024, arXiv 2405.19261) for one
-        token.
+        `verified` is the cloud's verdict on the token; `ratio` is from `ratio_now`. This is the
+        rule of speculative cascades (Narasimhan et al. 2024, arXiv 2405.19261) for one token.
         """
         if token == verified.id:
             return True
@@ -237,10 +241,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
         That is `deadline` if it is set. Else it is four times the recent median latency, doubled
         for every timeout in a row as TCP backs off, from `SHORTEST_DEADLINE` to `LONGEST_DEADLINE`.
-        For the `first` request of an answer the cloud reads the whole prompt of `prompt` ids: if
-        that is longer, twice the time that so many ids took before, doubled likewise, at most
-        `LONGEST_READING`. With `requires_cloud` each request gets the longer of `LONGEST_DEADLINE`
-        and that reading time.
+        Before the `first` reply of an answer the cloud reads the whole prompt of `prompt` ids. Such
+        a request gets twice the time that so many ids took before, doubled likewise, at most
+        `LONGEST_READING`, if that is longer than the deadline above. With `requires_cloud` each
+        request gets the longer of `LONGEST_DEADLINE` and that reading time.
         """
         if self.deadline is not None:
             return self.deadline
@@ -258,20 +262,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return tokens if self.max_cloud_tokens is None else min(tokens, self._room(budget))
 
     def charged(self, budget: Budget, tokens: int) -> Budget:
-        """Return the budget after `tokens` were asked for: off the bucket, and against the cap."""
+        """Return the budget with `tokens` taken from the bucket and counted against the cap."""
         return replace(budget, bucket=budget.bucket - tokens, charged=budget.charged + tokens)
 
     def after_token(self, budget: Budget) -> Budget:
-        """Return the budget after one more output token, which earns `cloud_share`."""
+        """Return the budget after one more output token, which adds `cloud_share` to the bucket."""
         if self.cloud_share is None:
             return budget
         return replace(budget, bucket=min(budget.bucket + self.cloud_share, MAX_BUCKET))
 
     def next_answer(self, budget: Budget, wasted: int = 0) -> Budget:
-        """Return the budget with which a conversation's next answer starts; the cap begins anew.
+        """Return the budget for the conversation's next answer, with nothing spent of its cap.
 
-        The `wasted` tokens of dropped requests are paid for here. Within their own answer they
-        change nothing, since their number depends on the link.
+        With a cloud share the `wasted` tokens of this answer's dropped requests are subtracted only
+        here: their number depends on the link, which must not decide anything within the answer.
         """
         wasted = 0 if self.cloud_share is None else wasted
         return replace(budget, bucket=budget.bucket - wasted, charged=0)
@@ -288,12 +292,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedBudget:
-    """One token bucket for all answers of a pair with the same cloud share; thread-safe.
+    """One token bucket for all answers with the same cloud share; thread-safe.
 
     An answer takes half of the bucket and returns what is left, so that simultaneous answers all
-    have some. Over all answers the cloud's tokens, used and wasted, stay within share x output
-    tokens + the one `initial` bucket, but for what the last answer wasted. `level`, in tokens,
-    includes what answers have taken and not yet returned.
+    have some. Over all answers the cloud writes or wastes at most share x output tokens +
+    `initial`, the bucket's first level; only what the last answer wasted may come on top. `level`,
+    in tokens, includes what answers have taken and not yet returned.
     """
 
     def __init__(self, initial: float = INITIAL_BUCKET) -> None:
@@ -301,7 +305,7 @@ class SharedBudget:
         self._taken, self._lock = 0.0, threading.Lock()
 
     def take(self) -> Budget:
-        """Return the budget that an answer starts with: half of the bucket, or all of a debt."""
+        """Return an answer's first budget: half of the bucket, or all of its debt if it has one."""
         with self._lock:
             taken = self._free / 2 if self._free > 0 else self._free
             self._free, self._taken = self._free - taken, self._taken + taken
@@ -318,8 +322,9 @@ class SharedBudget:
 class Escalation:
     """Chooses which answers the cloud writes whole: those whose beginning the edge doubts most.
 
-    The measure is the mean entropy of an answer's first passage, in nats. Each answer weighed earns
-    `share` of a whole one, and each that the cloud is to write spends one. Thread-safe.
+    The doubt is the mean entropy, in nats, of the answer's first passage (about a paragraph). At
+    most `share` of the answers are chosen: each answer that is weighed earns `share`, each one
+    chosen costs 1. Thread-safe.
     """
 
     def __init__(self, share: float) -> None:
@@ -330,7 +335,7 @@ class Escalation:
         self._earned, self._lock = 0.0, threading.Lock()
 
     def wants(self, uncertainty: float) -> bool:
-        """Whether the cloud is to write the whole of an answer.
+        """Whether the cloud is to write the whole of an answer; each True is counted.
 
         `uncertainty` is the mean entropy of its first passage, in nats, as the edge drafted it.
         """
@@ -342,7 +347,10 @@ class Escalation:
             return uncertainty >= least and self._spent()
 
     def rejected(self) -> bool:
-        """Whether the cloud is to write all of an answer whose first passage the cloud rejected."""
+        """Whether the cloud is to write all of an answer whose first passage it rejected.
+
+        Each True is counted, as one by `wants`.
+        """
         with self._lock:
             return self._spent()
 

@@ -1,4 +1,4 @@
-"""Reading the edge model's steps, at the answer's end and speculatively beyond it.
+"""The edge model's steps (predictions of a token): at the answer's end, and behind draft tokens.
 
 While a request to the cloud is in flight, the edge goes on from its own token as if the completion
 were to confirm it. The answer's own rules decide on these draft tokens. If the completion agrees,
@@ -16,7 +16,7 @@ from edgewise.routers.base import Router, checked_score
 
 
 class Speculation:
-    """Reads the edge model's steps: at the next position of the answer, and after its draft tokens.
+    """Computes the edge model's steps (predictions): at the answer's end, and behind draft tokens.
 
     `drafts` are the ids of the draft tokens beyond the answer.
     """
@@ -82,11 +82,11 @@ class Speculation:
         return edge_step.token if self._tip is not None else None
 
     def follow(self, token: int, *, corrected: bool = False) -> tuple[int, int]:
-        """Go on after the answer's next `token`, which is in its ids already.
+        """Follow the answer's next `token`, which the caller has appended to the answer's ids.
 
         Returns how many drafts and how many requests were dropped. If `token` is the first draft,
-        the others stay; else all go, also for a `corrected` token, since a sentence and its
-        replacement may begin alike.
+        the others stay; else all go. A `corrected` token drops all even if it equals the first
+        draft: the cloud may replace a whole sentence by one that begins alike.
         """
         if self.drafts and self.drafts[0] == token and not corrected:
             del self.drafts[0]

@@ -1,7 +1,7 @@
 """The state of an answer, in one immutable value.
 
-The same pure functions decide for the answer and for draft tokens beyond it, so an accepted draft
-was decided on just as the answer would have decided.
+The same pure functions decide for the answer and for draft tokens beyond it. So a decision for a
+draft is the one that the answer makes if the draft is accepted.
 """
 
 import codecs
@@ -44,10 +44,11 @@ def circles(ids: Sequence[int], start: int) -> bool:
 
 
 class EdgeStep(NamedTuple):
-    """What the loop needs of an edge model's step, copied before the engine's next decode.
+    """What the loop needs of an edge model's step (its prediction of the next token).
 
-    `token` is what the edge would write. The router's `score`, `logprob` and `candidates` do not
-    depend on a grammar. `forced`: the grammar allows this token only.
+    It is copied before the engine's next decode. `token` is what the edge would write. The router's
+    `score`, `logprob` and `candidates` do not depend on a grammar. `forced`: the grammar allows
+    this token only.
     """
 
     score: float
@@ -67,11 +68,11 @@ class EdgeStep(NamedTuple):
 class Rules(NamedTuple):
     """The constants of an answer. `prompt` (the prompt's length) and `context` are in token ids.
 
-    `boundaries` are given for a cloud with another vocabulary, which is asked only at word
-    boundaries, for words. Control tokens in `shown` appear as text in this answer; `constraint` is
-    its grammar. `pending` asks for events about drafts, `candidates` for the edge's candidates with
-    every token. `verify`: the cloud reads every token; with `passages` it judges whole sentences of
-    a passage, not single tokens.
+    `boundaries` finds the word boundaries, the only places where a cloud with another vocabulary is
+    asked; None if the cloud can be asked anywhere. Control tokens in `shown` appear as text in this
+    answer; `constraint` is its grammar. `pending` asks for events about drafts, `candidates` for
+    the edge's candidates with every token. `verify`: the cloud reads every token; with `passages`
+    it judges whole sentences, not single tokens.
     """
 
     policy: Policy
@@ -117,9 +118,9 @@ class HeldText(NamedTuple):
     def feed(self, piece: bytes, stops: Sequence[str]) -> tuple[str, "HeldText", str | None]:
         """Add the bytes of a token; return the text to show, the new held text, and a stop string.
 
-        The stop string is the first that is complete now, or None; after it nothing more is shown,
-        and no part of a stop string ever is. Invalid bytes become U+FFFD: over any split of a byte
-        string the shown texts join to `data.decode("utf-8", "replace")`.
+        The stop string is the one that is complete now, or None. Neither it nor what follows it is
+        shown. Invalid bytes become U+FFFD. However a byte string is split into tokens, the shown
+        texts join to `data.decode("utf-8", "replace")`.
         """
         if not (stops or self.text or self.pending) and piece.isascii():
             return piece.decode("ascii"), self, None
@@ -128,7 +129,7 @@ class HeldText(NamedTuple):
         return self._shown(text, decoder.getstate()[0], stops)
 
     def before(self, piece: bytes) -> "HeldText":
-        """Return this text, without its incomplete character if `piece` does not continue that."""
+        """Return the held text, without its incomplete character unless `piece` continues it."""
         return self if piece and piece[0] >> 6 == 0b10 else self._replace(pending=b"")
 
     def release(self, stops: Sequence[str]) -> tuple[str, str | None]:
@@ -153,14 +154,14 @@ class HeldText(NamedTuple):
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The state of an answer after `index` tokens.
 
-    `held` is text that cannot be shown yet. `unwritten` is the rest of a completion. In a state of
-    drafts `expected` counts the tokens (or words) that the request in flight will still bring. With
-    a cloud of another vocabulary, a request that was due inside a word is `deferred` to the end of
-    the word; `divided` says that a completion of the cloud ended just here, which therefore counts
-    as a word boundary.
-    `over_budget`: the last request was refused for cost or privacy; until one is sent the answer
-    earns no budget, since its share cannot be reached. `end` is set once the answer is over,
-    `stopped` if a stop string ended it.
+    `held` is text that cannot be shown yet, `unwritten` the rest of a completion. In a state of
+    drafts `expected` counts the tokens (or words) that the request in flight will still bring. A
+    cloud of another vocabulary is asked only between words. For it `deferred` says that a request
+    was due inside this word and waits for its end; `divided` says that a completion ended just
+    here, which makes this a word boundary. `over_budget` says that a request was refused for cost
+    or privacy. Until the cloud next writes or verifies a token, the answer earns no budget, since
+    it cannot spend any. `end` is set once the answer is over, `stopped` is the stop string that
+    ended it.
     """
 
     budget: Budget
