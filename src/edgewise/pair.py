@@ -1,4 +1,4 @@
-"""`Pair`: an edge model, a cloud model, a router and a policy, ready to answer."""
+"""`Pair`: an edge model, cloud models, a router, and the rules (`Policy`) for asking the cloud."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -70,13 +70,14 @@ class AnswerOptions(TypedDict, total=False):
 
 
 class Pair:
-    """An edge model on this device, cloud models, and the policy by which they answer together.
+    """An edge model on this device, cloud models, and the rules by which they answer together.
 
         with Pair("small.gguf", cloud="https://host:8080", cloud_share=0.05) as pair:
             print(pair.ask("Why is the sky blue?").text)
 
-    All answers with the same cloud share draw on one budget, so the share holds over all of them.
-    `policy` may be replaced between two answers. Up to `slots` threads may ask at the same time.
+    `policy` holds the rules (see `Policy`), and may be replaced between two answers. All answers
+    with the same cloud share draw on one budget of cloud tokens, so the share holds over all of
+    them. Up to `slots` threads may ask at the same time.
     """
 
     def __init__(
@@ -179,12 +180,12 @@ class Pair:
 
     @property
     def chat_sampling(self) -> Sampling | None:
-        """The sampling of chats without a temperature of their own: the model file's, else `CHAT`.
+        """The sampling of a chat that sets no temperature: the model file's, or else `CHAT`.
 
-        None if the settings have a temperature, and where such chats are greedy: with the bundled
-        pair, which knows one wording of each answer; with a cloud that takes text, whose API may
-        lack min-p or temperatures; and with an edge server, which would need a request for each
-        drawn token.
+        None means that the settings apply: they have a temperature, or such chats are greedy. Those
+        are greedy with the bundled edge model, which knows one wording of each answer; with a cloud
+        that takes text, whose API may lack min-p or temperatures; and with an edge server, which
+        would need a request for each drawn token.
         """
         own = self.settings
         by_text = any(one.boundaries and one.own_tokenizer is None for one in self.clouds)
@@ -194,7 +195,10 @@ class Pair:
         return drawn_as(self.edge.sampling)
 
     def forget(self) -> None:
-        """Start new budgets and a new record of what was sent, as for a new conversation."""
+        """Start new budgets of cloud tokens, as for a new conversation.
+
+        The record of what was sent is kept; from now on it gives conversations new names.
+        """
         self._budgets.clear()
         for tier in self.decoder.tiers:
             tier.forget()
@@ -245,9 +249,11 @@ class Pair:
     ) -> Generation:
         """Return an iterator over the events of the answer to `prompt`, as they happen.
 
-        For `pending` and `candidates` see `Decoder.stream`. `policy`, `sampling` and `grammar` hold
-        for this answer and override `options` that say the same. Tool calls appear as text in the
-        events. Raises `UsageError`; iterating raises a `CloudError` if `on_cloud_error` is "raise".
+        `pending` adds events for draft tokens, `candidates` the edge model's likeliest ids to each
+        token. `policy` replaces the pair's for this answer, `sampling` replaces the sampling in
+        `options`. `grammar` constrains the text; a JSON schema or tools in `options` replace it.
+        Tool calls appear as text in the events. Raises `UsageError`; iterating raises a
+        `CloudError` if `on_cloud_error` is "raise".
         """
         for name in options:
             if name not in AnswerOptions.__annotations__:
@@ -317,10 +323,10 @@ def open_pair(settings: Settings, **options: Any) -> Pair:
 
 
 def open_models(settings: Settings, *, answers: int = 1) -> Pair:
-    """Return a `Pair` whose own router never asks, for callers that bring routers of their own.
+    """Return a `Pair` whose router never asks the cloud, for callers with routers of their own.
 
-    Up to `answers` answers run at a time, with one more session beside them (the oracle, which
-    labels training data, reads in it). Raises `UsageError` for several clouds.
+    Up to `answers` answers run at a time; the models have one slot more, for labelling training
+    data meanwhile. Raises `UsageError` for several clouds.
     """
     require_one_cloud(settings)
     return open_pair(replace(settings, router=NEVER), slots=answers + 1)

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 class Provider(NamedTuple):
     """A provider of hosted models that have well-known names.
 
-    `url` is where its API is, `engine` the name of that API here, `key` the environment variable of
-    its API key, and `models` a regular expression for how its models' names begin.
+    `url` is where its API is, `engine` the cloud engine that speaks this API, `key` the environment
+    variable of its API key, and `models` a regular expression for how its models' names begin.
     """
 
     url: str
@@ -37,9 +37,9 @@ _HOSTED = re.compile(r"(?:(?:openai|anthropic|google)[:/])?(?P<model>[\w.-]+)")
 
 
 def hosted(address: str) -> tuple[str, str] | None:
-    """Return the URL and model of a hosted model's name (gpt-5-mini, openai/gpt-5-mini).
+    """Return the API's URL and the model's own name if `address` names a hosted model, else None.
 
-    Returns None if `address` is no such name, or names a file.
+    Such names are gpt-5-mini and openai/gpt-5-mini. A file never counts as one.
     """
     is_file = address.lower().endswith(".gguf") or Path(address).exists()
     if is_file or (named := _HOSTED.fullmatch(address)) is None:

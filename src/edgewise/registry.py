@@ -180,7 +180,7 @@ def _reason(error: Exception) -> str:
 def imported(engine: str, *names: str) -> list[Any]:
     """Import and return the modules `names`, which an optional engine needs.
 
-    Raises `UsageError` if one is missing; it names the extra to install, `edgewise[engine]`.
+    Raises `UsageError` if one is missing; its hint names the extra to install, `edgewise[engine]`.
     """
     try:
         return [import_module(name) for name in names]

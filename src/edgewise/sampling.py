@@ -50,8 +50,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     def choose(self, step: Step, allowed: NDArray[np.bool_] | None = None) -> int:
         """Return the id to write at `step`.
 
-        `allowed`, bool[vocabulary], restricts the choice to the ids that it marks. The step must
-        still hold its logits where `allowed` is given or the sampling is not greedy.
+        `allowed`, bool[vocabulary], restricts the choice to the ids that it marks. With `allowed`,
+        or unless the sampling is greedy, the step's logits must be readable (see `Step`).
         """
         if allowed is not None:
             ids = np.flatnonzero(allowed[: step.size])
@@ -103,7 +103,7 @@ CHAT = Sampling(temperature=0.7, min_p=0.05)
 def drawn_as(said: Mapping[str, float]) -> Sampling:
     """Return the sampling that a model file recommends; `said` holds its parameters by name.
 
-    Returns `CHAT` if `said` has no temperature or is invalid.
+    Returns `CHAT`, the default of chats, if `said` has no temperature or is invalid.
     """
     if "temperature" not in said:
         return CHAT

@@ -111,8 +111,8 @@ def prompt_of(
 ) -> Prompt:
     """Return the prompt of a conversation, rendered with the edge model's chat template.
 
-    In the prompt's `messages`, tools and tool calls are written out as text (`plain`). Raises as
-    `prompt_ids`.
+    In the prompt's `messages`, tools and tool calls are written out as text, by `plain`. Raises
+    what `prompt_ids` raises.
     """
     ids = tuple(prompt_ids(tokenizer, messages, tools))
     if has_tools(messages, tools):

@@ -56,8 +56,9 @@ class Prompt(msgspec.Struct, frozen=True):
     """The prompt of an answer: token ids of the edge model, and the messages behind these ids.
 
     `messages` is None if the ids were not made from a conversation; `local` then marks the whole
-    prompt as `Message.local` marks a message. The record of what was sent takes two prompts of one
-    `owner` (the name of an API key) that begin with the same messages for one conversation.
+    prompt as `Message.local` marks a message. `owner` is the name of the API key that the prompt
+    came with. In the record of what was sent, prompts of one owner count as one conversation if
+    their messages are the same up to the user's first.
     """
 
     ids: tuple[int, ...]
@@ -144,8 +145,8 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 def alternating(messages: Sequence[Message], *, system: bool) -> list[Message]:
     """Return a conversation in which user and assistant alternate, as some templates require.
 
-    With `system` the leading system messages stay. All other system messages become the user's.
-    A user's empty message is put before an assistant's that would come first.
+    With `system`, the system messages at the start stay; all others get the role "user". If the
+    assistant comes first, an empty user message goes before it. Neighbours of one role are merged.
     """
     leading = next((at for at, one in enumerate(messages) if one.role != "system"), len(messages))
     kept = [*messages[: leading if system else 0]]

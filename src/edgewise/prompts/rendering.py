@@ -1,8 +1,8 @@
 """Rendering of chat templates, which come with downloaded models and are not trusted.
 
-They run in Jinja's sandbox, in a child process. The sandbox keeps a template from the interpreter;
-the process bounds its time, memory and output, and is killed if it exceeds them. The process is
-kept for the next rendering; renderings take turns.
+They run in Jinja's sandbox, in a child process. The sandbox keeps a template away from the
+internals of Python; the process bounds its time, memory and output. A process that ran out of time
+or memory is ended; any other is kept for the next rendering. Renderings take turns.
 """
 
 import atexit
@@ -71,8 +71,8 @@ class Renderer:
     def render(self, template: str, variables: Mapping[str, object]) -> str:
         """Return the text that a template makes of `variables`.
 
-        Raises `TemplateRefusal` if the template itself raised an error, another `ModelError` if it
-        is too long or exceeded a limit, and `UsageError` if a variable is not valid Unicode.
+        Raises `TemplateRefusal` if the template itself raised an error, another `ModelError` if the
+        template is too long or exceeded a limit, and `UsageError` if a text is not Unicode.
         """
         if len(template) > MAX_TEMPLATE:
             raise _unrendered(f"has {len(template)} characters, more than {MAX_TEMPLATE}")

@@ -1,10 +1,12 @@
 """Encoding of conversations such that only the template's own text makes control tokens.
 
-Marks (Unicode noncharacters) are put into the messages before they are rendered. Text of a control
-token with a mark inside came out of a message, and is encoded as plain text. The conversation is
-rendered twice: with marks only inside whole texts of control tokens, so that the template sees
-nearly what was said; and with marks at every character that could begin or end such a text, which
-also withstands templates that join, cut or change contents. If the two differ, the second is used.
+A message may contain the text of a control token, such as `<|im_end|>`, and must not produce that
+token. So marks (Unicode noncharacters) are put into the messages before they are rendered. If the
+rendered text has a control token's text with a mark inside, this came from a message, and is
+encoded as plain text. The conversation is rendered twice. The first time marks are only put inside
+whole texts of control tokens, so the template sees nearly what was said. The second time they are
+put at every character that could begin or end such a text; this also withstands templates that
+join, cut or change contents. If the two yield different control tokens, the second is used.
 """
 
 import re
@@ -30,7 +32,8 @@ _BLANKS = " \t\n\v\f\r"  # blanks that llama.cpp drops beside a token that strip
 class ControlTokens:
     """The texts of a vocabulary's control tokens, and where they occur in other text.
 
-    `special` maps token ids to texts. A text of one character has no inside where a mark could go.
+    `special` maps token ids to these texts. Marks are put inside a text, so one of a single
+    character never gets any.
     """
 
     def __init__(self, special: Mapping[int, str]) -> None:
@@ -46,7 +49,7 @@ class ControlTokens:
         self._last = _any_of({text[-1] for text in texts if len(text) > 1}, cased=True)
 
     def could_come_of(self, text: str) -> bool:
-        """Whether any character of this text could begin or end the text of a control token."""
+        """Whether `text` has the first or last character of any control token's text."""
         return bool(self._first.search(text) or self._last.search(text))
 
     def marked(self, text: str, mark: str) -> str:
@@ -78,7 +81,7 @@ class ControlTokens:
         return [*pieces, text[done:]]
 
     def encode(self, tokenizer: Tokenizer, pieces: Sequence[str]) -> list[int]:
-        """Return the ids of pieces made by `split`, with a BOS where `encode_prompt` adds one."""
+        """Return the token ids of `pieces`, made by `split`, after a BOS if the model wants one."""
 
         @cache
         def strips(control: str) -> tuple[bool, bool]:
@@ -117,11 +120,11 @@ class ControlTokens:
 def conversation_ids(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
 ) -> list[int]:
-    """Return the ids of a conversation in the tokenizer's chat template. Raises as `render`.
+    """Return the token ids of a conversation, rendered by the tokenizer's chat template.
 
-    If no message could make a control token, these are the ids of the rendered text. The text of a
-    token that llama.cpp calls user-defined, such as `<think>`, becomes that token in messages too.
-    A last message of the assistant without tool calls is the beginning of the answer.
+    In messages, the text of a control token is plain text; that of a token which llama.cpp calls
+    user-defined, such as `<think>`, becomes this token. A last message of the assistant without
+    tool calls is the beginning of the answer. Raises what `render` raises.
     """
     count = len(messages)
     while count > 1 and (last := messages[count - 1]).role == "assistant" and not last.tool_calls:

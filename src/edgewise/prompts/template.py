@@ -45,7 +45,10 @@ def _refusal(kind: str, reason: str = "") -> bytes:
 
 
 def render(source: str, variables: dict[str, Any], longest: int) -> str:
-    """Return a template's output. Raises `_TooLong` beyond `longest` characters, and its errors."""
+    """Return the output of the template `source`.
+
+    Raises `_TooLong` if it has more than `longest` characters, and any error of the template's own.
+    """
     pieces: list[str] = []
     left = longest
     for piece in compiled(source).generate(**variables):
@@ -69,7 +72,7 @@ class _Generation(Extension):
 
 @lru_cache(maxsize=8)
 def compiled(source: str) -> Any:
-    """Compile a template in Jinja's sandbox, with the helpers that published templates expect."""
+    """Return the sandboxed Jinja template of `source`, with the helpers that templates expect."""
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )

@@ -11,11 +11,12 @@ from edgewise.prompts.messages import Message, Tool, ToolCall
 
 
 class ToolFormat(NamedTuple):
-    """How a family of models writes tool calls: `opening`, calls joined by `between`, `end`.
+    """How a family of models writes tool calls.
 
-    A call is `before_name`, the tool's name, `before_arguments`, a JSON object, and `closing`. A
-    chat template has this format if it contains all of `signs` and none of `others`. Without an
-    `opening` the call is the whole answer, so there is at most one call.
+    The text is `opening`, the calls joined by `between`, and `end`. Each call is `before_name`, the
+    tool's name, `before_arguments`, the arguments as a JSON object, and `closing`. Without an
+    `opening` the call is the whole answer, so there is at most one. A model has this format if its
+    chat template contains all of `signs` and none of `others`.
     """
 
     signs: Sequence[str]
@@ -64,10 +65,10 @@ BARE_END = r"\s{0,20}\}\s{0,20}(```\s{0,9})?"
 
 
 def bare_call(names: Sequence[str]) -> str:
-    """Return a pattern of the beginning of a bare call, up to its arguments.
+    """Return a regular expression for the beginning of a bare call, up to its arguments.
 
     A bare call is an answer that is a call's JSON alone, without the opening that the model's
-    format demands. `names` are the tools; the pattern's group `tool` is the name that was called.
+    format demands. `names` are the tools; the group `tool` matches the name that was called.
     """
     words = [r"(```(json)?)?", r"\{", r'("type"\s*:\s*"function"\s*,\s*)?"name"', ":"]
     words += [f'"(?P<tool>{"|".join(names)})"', ",", '"(arguments|parameters)"', ":"]
@@ -79,7 +80,7 @@ MARKERS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
 
 
 def tool_template(tokenizer: Tokenizer) -> str | None:
-    """Return the chat template for conversations with tools; some models have a separate one."""
+    """Return the template for conversations with tools: a separate one, or the chat template."""
     return getattr(tokenizer, "tool_template", None) or tokenizer.chat_template
 
 
@@ -107,7 +108,7 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat:
 
 
 def markers(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the id of each text of `MARKERS` that is a control token of the vocabulary."""
+    """Return the ids of those tool call markers (`MARKERS`) that are control tokens, by text."""
     return {text: token for token, text in tokenizer.special.items() if text in MARKERS}
 
 

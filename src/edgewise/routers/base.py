@@ -1,7 +1,8 @@
-"""The contract of a router: a pure function from a `Step` of the edge model to a score.
+"""The contract of a router: a pure function from a `Step` to a score.
 
-A class of routers is called a *kind*. A kind that is made without arguments needs only what
-`Router` lists; a trained one also has `load`, and `fit` (`edgewise_lab/training/fit.py`).
+A `Step` is the edge model's prediction for the next token. A class of routers is called a *kind*.
+An untrained kind is made without arguments, and needs only what `Router` lists; a trained one also
+has `load`, and `fit` (`edgewise_lab/training/fit.py`).
 
 A router in ten lines:
 
@@ -27,12 +28,12 @@ class Router(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """The parts of a step that `score` reads, which the engine must therefore keep."""
+        """The properties of a `Step` that `score` reads; the engine must keep them readable."""
         ...
 
     @property
     def top(self) -> int:
-        """How many of the likeliest ids of a step `score` reads."""
+        """How many of the likeliest token ids of a `Step` the method `score` reads."""
         ...
 
     def score(self, step: Step) -> float:
@@ -41,7 +42,7 @@ class Router(Protocol):
 
 
 def checked_score(router: Router, step: Step) -> float:
-    """Return the router's score of a step; raise `UsageError` if it is no number from 0 to 1."""
+    """Return the router's score of a `Step`. Raises `UsageError` unless it is from 0 to 1."""
     # Routers are third-party code: text, None and arrays come as well as numbers.
     score: Any = router.score(step)
     if isinstance(score, float | int | np.floating) and 0.0 <= float(score) <= 1.0:
@@ -55,7 +56,7 @@ def checked_score(router: Router, step: Step) -> float:
 
 
 class Trained(Router, Protocol):
-    """A kind of routers with trained weights; `routers/signals.py` reads their inputs."""
+    """A class of routers with trained weights. Their inputs are signals (`routers/signals.py`)."""
 
     @classmethod
     def load(cls, card: RouterCard, folder: Path) -> Router:

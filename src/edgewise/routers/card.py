@@ -48,21 +48,21 @@ _Thresholds = dict[Annotated[str, msgspec.Meta(pattern=rf"^{SHARE}$")], _Part]
 class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A router's model card, as its checkpoint's `config.json` holds it.
 
-    `kind` is a router's name: a registered one, `module:Class`, or `file.py:Class` with the file
-    relative to the checkpoint's folder. Fingerprints are those of the edge model's file and of its
-    tokenizer. `inputs` are the signals that the router reads, in this order; `top_k` is the k of
-    those that read the k likeliest ids; `reference` holds the quantiles (see `signals.Reference`)
-    from which the input `ranks` is computed.
+    `kind` names the router's class: a registered name, `module:Class`, or `file.py:Class` with the
+    file relative to the checkpoint's folder. The fingerprints are hashes of the edge model's
+    weights and of its tokenizer. `inputs` are the signals that the router reads, in this order;
+    `top_k` is the number of logprobs in the input `top_logprobs`; `reference` holds the quantiles
+    (see `signals.Reference`) from which the input `ranks` is computed.
 
-    `thresholds` maps a cloud share (as text, "0.05") to the threshold that realises it, measured on
-    the questions `calibrated_on`; `realised` maps the same share to the share that this threshold
-    gave there, and the ends of its 95% interval. `trained_on` and `label` say what the weights were
-    fitted to; `loss` is the router's on texts held out from training, in nats a token, and
-    `baseline_loss` that of the best constant score. `probability` are points (score, probability
-    that asking the cloud is worth it by that label), ascending. `build` is the engine and the form
-    of the edge model's weights; `behaviour` holds its logprobs on fixed texts (`behaviour_of`), by
-    which other builds of the same model are recognised. `measured` says in a sentence what the
-    router gained, and on which questions.
+    `thresholds` maps a cloud share (as text, "0.05") to the threshold found for it on the questions
+    `calibrated_on`; `realised` maps it to the share that this threshold gave there, followed by the
+    two ends of its 95% interval. `trained_on` names the training texts. `label` describes what the
+    router learned to predict: whether asking the cloud is worth it at a token. `probability` lists
+    points (score, probability of that), both ascending. `loss` is the router's on texts held out
+    from training, in nats a token, and `baseline_loss` that of the best constant score. `build`
+    names the engine and the weight format of the edge model. `behaviour` holds its logprobs on
+    fixed texts (`behaviour_of`), by which the same model in another engine or format is recognised.
+    `measured` says in a sentence what the router gained, and on which questions.
     """
 
     format: Literal[1] = 1
@@ -88,7 +88,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def require_fits(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router in the folder `where` fits this edge model.
 
-        It fits every build of the model for which it was made.
+        A router also fits the model it was made for in another engine or weight format.
         """
         problem, reads = None, "hidden" in self.inputs
         if reads and not edge.abilities.hidden:
@@ -116,11 +116,11 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
 
     def is_of_another_build(self, edge: EdgeModel) -> bool:
-        """Whether the edge model differs from the router's by engine, file or form of weights."""
+        """Whether the edge model's fingerprint, a hash of its weights, differs from the card's."""
         return self.edge_fingerprint != edge.fingerprint()
 
     def build_warning(self, edge: EdgeModel) -> str | None:
-        """Return a warning if the thresholds come from another build of the model, else None."""
+        """Return a warning if `thresholds` were found with other weights of the model, or None."""
         if not self.thresholds or not self.is_of_another_build(edge):
             return None
         return (
@@ -130,20 +130,20 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def threshold(self, share: float) -> float | None:
-        """Return the threshold for `share`, interpolated; None outside the calibrated shares."""
+        """Return the threshold for a cloud share, interpolated; None outside of `thresholds`."""
         known = [float(text) for text in self.thresholds]
         inside = bool(known) and min(known) <= share <= max(known)
         return start_at(self.thresholds, share) if inside else None
 
     def probability_at(self, score: float) -> float | None:
-        """Return the calibrated probability of a score, interpolated; None without calibration."""
+        """Return the probability that asking the cloud is worth it at `score`; None if unknown."""
         if not self.probability:
             return None
         scores, values = zip(*self.probability, strict=True)
         return float(np.interp(score, scores, values))
 
     def warnings(self) -> tuple[str, ...]:
-        """Return warnings about the router's own figures, one sentence each."""
+        """Return warnings, one sentence each: of a poor `loss`, and of cloud shares it missed."""
         warnings: list[str] = []
         loss, constant = self.loss, self.baseline_loss
         if loss is not None and constant is not None and loss >= constant:
@@ -163,9 +163,9 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
-    """Return the threshold for cloud share `share`, interpolated; None without `thresholds`.
+    """Return the first threshold for a cloud share, interpolated; None without `thresholds`.
 
-    It is the one to start from: the token bucket then moves it. `thresholds` has shares as text.
+    The budget of cloud tokens moves it afterwards. `thresholds` has the cloud shares as text.
     """
     if not thresholds:
         return None
@@ -174,7 +174,7 @@ def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
 
 
 def read_card(folder: Path) -> RouterCard:
-    """Read and check the card in a checkpoint's folder. Raises `UsageError`."""
+    """Return the card in a checkpoint's folder. Raises `UsageError` if it is missing or invalid."""
     path = folder / CONFIG
     if not path.is_file():
         raise UsageError(

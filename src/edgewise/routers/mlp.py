@@ -24,9 +24,10 @@ class Mlp:
 
     x are the inputs in the order of the router's model card. The checkpoint's tensors are float32:
     `mean` and `std` [inputs], `layers.I.weight` [out, in] and `layers.I.bias` [out]; the last layer
-    has one output. t is what the first layer makes of the proposed token's embedding. A router with
-    that input has a `token_table`, float16 [vocabulary, first out], so that a row is read instead
-    of a product computed; `tokens` is the number of its rows, None without a table.
+    has one output. If the embedding of the proposed token is also an input, its product with the
+    first layer's weights was computed in advance for every token: t is the token's row of the
+    tensor `token_table`, float16 [vocabulary, first out]. `tokens` is the number of rows. Without
+    this input t is 0 and `tokens` None.
     """
 
     def __init__(self, card: RouterCard, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Routers by name: the table of kinds, and how a name or a checkpoint becomes a router."""
+"""Routers by name: the registry of router classes, and routers made from names or checkpoints."""
 
 import hashlib
 from collections.abc import Callable
@@ -32,7 +32,7 @@ _CONSTANT = "constant:"
 
 
 def is_router(name: str) -> bool:
-    """Whether `name` is a router that needs no checkpoint; a kind's code is imported for this."""
+    """Whether `name` is a router that needs no checkpoint. Imports the router's code to know."""
     return name.startswith(_CONSTANT) or (name in ROUTERS and not is_trained(name))
 
 
@@ -74,7 +74,7 @@ def router_named(name: str) -> Router:
 
 
 def router_of(card: RouterCard, folder: Path) -> Router:
-    """Return the router of a checkpoint whose card fits the edge model. Raises `UsageError`."""
+    """Return the router of a checkpoint; the caller checks that it fits. Raises `UsageError`."""
     name = kind_beside(card.kind, folder)
     if not is_trained(name):
         return router_named(name)
@@ -83,22 +83,22 @@ def router_of(card: RouterCard, folder: Path) -> Router:
 
 
 def kind_beside(kind: str, folder: Path) -> str:
-    """Return the router name for a card's `kind`.
+    """Return the `kind` of a card as a name that can be loaded.
 
-    In a kind of the form `file.py:Class`, the file becomes a path in `folder`, the checkpoint's.
+    A file in it is relative to the checkpoint: `file.py:Class` becomes `FOLDER/file.py:Class`.
     """
     file = code_file(kind)
     return kind if file is None else f"{folder / file}{kind[len(file) :]}"
 
 
 def identity_named(name: str) -> str:
-    """Return a digest that identifies a router without a checkpoint: of its name and its code."""
+    """Return a digest of the name and code of a router that has no checkpoint, to identify it."""
     source = "" if name.startswith(_CONSTANT) else ROUTERS.source(name)
     return _digest(name.encode(), source.encode())
 
 
 def identity_of(card: RouterCard, folder: Path) -> str:
-    """Return a digest that identifies a checkpoint in any folder: of its card, weights and code."""
+    """Return a digest of a checkpoint's card, weights and code. Copies of it have the same."""
     weights = folder / WEIGHTS
     held = weights.read_bytes() if weights.is_file() else b""
     source = ROUTERS.source(kind_beside(card.kind, folder))

@@ -1,6 +1,6 @@
-"""Signals: what a trained router reads of a step, the same in training and at run time.
+"""Signals: what a trained router reads of a `Step`, the edge model's prediction for one token.
 
-To add a signal, add a `Signal` to `SIGNALS`, and a line to docs/routers.md.
+Training and run time share them. To add one, put it into `SIGNALS` and into docs/routers.md.
 """
 
 import math
@@ -27,13 +27,13 @@ QUANTILES = 65
 
 
 class Signal(NamedTuple):
-    """A feature of a step that routers may take as input.
+    """A feature of a `Step` that routers may take as input.
 
-    `read(step, k)` returns float32[width]; without it a router looks up the proposed token in a
-    table of its own. `width` is a number, or "d" for the size of the hidden state, or "k" for
-    `RouterCard.top_k`. `needs` and `top` say what the step must keep: its parts, and how many of
-    the likeliest ids (k where the width is k). A router whose trainer names no inputs has the
-    `default` ones.
+    `read(step, k)` returns its values, float32[width]; it is None for the token's embedding, which
+    a router looks up in a table of its own. `width` is a number, or "d" for the size of the hidden
+    state, or "k" for `RouterCard.top_k`. `needs` and `top` say what `read` needs of the step: which
+    parts, and how many of the likeliest ids (k if the width is "k"). Routers are trained on the
+    signals with `default`, unless their inputs are named.
     """
 
     name: str
@@ -105,7 +105,7 @@ def signals_of(inputs: Iterable[str]) -> list[Signal]:
 
 
 def needs_of(inputs: Sequence[str]) -> Needs:
-    """Return the parts of a step that these inputs read."""
+    """Return the parts of a `Step` that the signals named `inputs` read."""
     needs = Needs.NOTHING
     for signal in signals_of(inputs):
         needs |= signal.needs
@@ -113,12 +113,12 @@ def needs_of(inputs: Sequence[str]) -> Needs:
 
 
 def top_of(inputs: Sequence[str], top_k: int) -> int:
-    """Return how many of a step's likeliest ids these inputs read."""
+    """Return how many of the likeliest ids of a `Step` the signals named `inputs` read."""
     return max((top_k if one.width == "k" else one.top for one in signals_of(inputs)), default=0)
 
 
 def width_of(inputs: Sequence[str], hidden_size: int, top_k: int) -> int:
-    """Return the length of the feature vector; the token's embedding, looked up, adds nothing."""
+    """Return the length of the feature vector; the input `token_embedding` is no part of it."""
     sizes = {"d": hidden_size, "k": top_k}
     widths = [signal.width for signal in signals_of(inputs)]
     return sum(width if isinstance(width, int) else sizes[width] for width in widths)
@@ -129,7 +129,7 @@ def reader_of(
 ) -> Callable[[Step], Floats]:
     """Return a function that reads the inputs from a step, in order, as float32[width_of(...)].
 
-    The values are not normalised. `reference` are the quantiles for the input `ranks`.
+    The values are not normalised. The input `ranks` is computed from the quantiles `reference`.
     """
     signals = signals_of(inputs)
     reads = [
@@ -152,8 +152,8 @@ def _ranked(
 def ranks_of(values: Floats, reference: Reference) -> Floats:
     """Return the ranks of `values`, from 0 to 1, then the log-odds of these ranks.
 
-    `values` is float32[..., m], the result float32[..., 2m]. A rank says where the value lies among
-    the quantiles of its column, of which `reference` has m.
+    `values` is float32[..., m], the result float32[..., 2m]. `reference` holds the quantiles of
+    each of the m columns; a rank says where the value lies among those of its column.
     """
     quantiles = [
         np.interp(values[..., at], known, np.linspace(0.0, 1.0, len(known)))
@@ -168,10 +168,10 @@ def logtoku(logits: Floats) -> float:
 
     Ma et al. 2025 (arXiv 2502.00290), equations 3-6: with x the logits (negative ones count as 0)
     and S their sum, AU = -sum x_i/S (digamma(x_i + 1) - digamma(S + 1)) and EU = k / (S + k). The
-    value is AU * EU, with AU over its greatest value log k: from 0 to 1 (no evidence at all). As a
-    score it ranks tokens badly: where many words would do, many logits are large, which counts as
-    much evidence, and logits have no zero of their own. Beside other inputs it tells how large the
-    logits are, which logprobs do not.
+    result is EU * AU / log k (log k is the maximum of AU), from 0 to 1, which is no evidence at
+    all. As a score it ranks tokens badly: where many words would do, many logits are large, which
+    counts as much evidence, and logits have no zero of their own. Beside other inputs it is useful:
+    it tells how large the logits are, which logprobs do not.
     """
     size = len(logits)
     evidence = np.maximum(logits.astype(np.float64), 0.0)

@@ -1,6 +1,6 @@
 """Features of the text around a token: the form and position of the token, never its identity.
 
-The word lists are English; in other languages their columns are 0 and the others still hold.
+Three features look for words of English word lists; the others work in any language.
 """
 
 import math
@@ -32,9 +32,9 @@ NAMES = (
 
 
 def text_of(step: Step) -> Floats:
-    """Return float32[len(NAMES)]: features of the proposed token and of the text before it.
+    """Return features of the proposed token and of the text before it, in the order of `NAMES`.
 
-    The step must keep the text before it and its two likeliest ids.
+    The result is float32. Of `step`, its `written` text and its two likeliest ids must be readable.
     """
     written, proposed = step.written, step.proposed
     prompt, answer = written.ids[: written.prompt], written.ids[written.prompt :]

@@ -1,7 +1,7 @@
 """The first threshold of an uncalibrated router, from its scores of the edge model's own answers.
 
-A score means something else on every edge model: half of the greatest entropy is passed at every
-fifth token of one, and never by another that is sure of itself. So the edge model answers a few
+The same score is common on one edge model and rare on another: one exceeds half of the greatest
+entropy at every fifth token, and a more certain one at no token. So the edge model answers a few
 prompts, once for each router. The first threshold for a cloud share is the score that this share of
 the tokens exceeds.
 """
@@ -52,10 +52,10 @@ _log = logging.getLogger(__name__)
 
 
 def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[str, float]:
-    """Return thresholds by cloud share (text, "0.05"), from the edge model's own answers.
+    """Return first thresholds by cloud share (text, "0.05"), from the edge model's own answers.
 
     They are stored for the next start, by edge model and `identity`, the router's digest. Empty for
-    a router that reads nothing of a step, and where no prompt fits the context.
+    a router that needs nothing of the edge model's prediction, or if no prompt fits the context.
     """
     if router.needs is Needs.NOTHING:
         return {}
@@ -79,8 +79,8 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
 def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str, float]:
     """Return the thresholds that `keep_tuned` stored for these models; empty if there are none.
 
-    `identity` is the router's digest or `TIERS`, `cloud` a name for the cloud
-    (`opening.nearest_cloud`, or with `TIERS` `opening.tier_address`).
+    `identity` is the router's digest, and `cloud` names the nearest cloud (`nearest_cloud` in
+    `opening`). For the threshold of a later cloud, pass `TIERS` and `opening.tier_address`.
     """
     return _kept(_record("tuned", edge, identity, cloud))
 
@@ -88,9 +88,9 @@ def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str,
 def keep_tuned(
     edge: EdgeModel, identity: str, cloud: str, thresholds: Mapping[str, float]
 ) -> Path | None:
-    """Store thresholds measured on a pair's answers; `tuned_thresholds` returns them.
+    """Store `thresholds` by cloud share, tuned on a pair's answers, for `tuned_thresholds`.
 
-    Returns the file, or None if it cannot be written.
+    The other arguments are described there. Returns the file, or None if it cannot be written.
     """
     return _keep(_record("tuned", edge, identity, cloud), thresholds)
 

@@ -28,7 +28,7 @@ class Margin:
 
 
 class Entropy:
-    """Scores the Shannon entropy over its greatest value, H / log V."""
+    """Scores H / log V: the Shannon entropy as a fraction of its maximum over V tokens."""
 
     needs, top = Needs.ENTROPY, 0
 
@@ -49,7 +49,7 @@ class Constant:
 
 
 class Random:
-    """Scores uniformly at random, by seed, position and proposed id, so a rollback repeats them."""
+    """Scores uniformly at random. One seed gives the same score for the same position and id."""
 
     needs, top = Needs.NOTHING, 0
 

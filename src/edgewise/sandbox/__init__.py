@@ -120,7 +120,7 @@ class Child:
         self._close()
 
     def abandon(self) -> None:
-        """Close the pipes in a fork of the parent, and leave the child process to the parent."""
+        """Close the pipes in a fork of the parent. The parent itself goes on using the process."""
         self._process.returncode = 0
         self._close()
 

@@ -2,9 +2,9 @@
 
 Run as a file: `worker.py TARGET MEMORY SECONDS FOLDER...`. TARGET is `module:function`, imported
 from the folders. The process may allocate MEMORY bytes, besides files that it maps, and ends
-itself if a call takes SECONDS, in case its parent is gone. A frame is a length (4 bytes,
-big-endian) and as many bytes. An empty frame on stdout says that the worker is ready; then each
-frame on stdin is a request, and each on stdout its reply. At the end of stdin the worker ends.
+itself if a call takes SECONDS, in case its parent is gone. Requests come on stdin and replies go to
+stdout as frames: a length (4 bytes, big-endian) and as many bytes. Before the first request an
+empty frame on stdout says that the worker is ready. At the end of stdin the worker ends.
 """
 
 import contextlib

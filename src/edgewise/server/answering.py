@@ -71,7 +71,7 @@ class QueuePlace:
         self._queue.running += 1
 
     def leave(self) -> None:
-        """Leave the queue if the place still waits; a running one ends by `release`."""
+        """Leave the queue if the place still waits. Once it runs, only `release` gives it up."""
         if not self._running:
             self._queue.waiting -= 1
 
@@ -82,9 +82,9 @@ class QueuePlace:
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """An event with the edge model's logprobs of the prompt's next ids, for `echo` with logprobs.
+    """An event with the edge model's logprobs of some of the prompt's ids, in order.
 
-    These events come before those of the answer.
+    Requests with `echo` and `logprobs` get these events, before those of the answer.
     """
 
     scores: Sequence[Scored]
@@ -96,11 +96,11 @@ AnswerEvent = Event | PromptScores
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to the pair, with all that the server has worked out from a client's request.
 
-    `read` builds the prompt; it may run in any thread and raise an `EdgewiseError`. `messages` is
-    the conversation, in which `local` marks the messages that only trusted clouds may see.
+    `read()` returns the prompt; it may run in any thread and raise an `EdgewiseError`. `messages`
+    is the conversation, in which `local` marks the messages that only trusted clouds may see.
     `format` is the response format (None: plain text), `options` are keyword arguments of
-    `Pair.stream`. With `pending` the events include draft tokens. If `scored` is a number, the edge
-    model first scores the prompt and gives that many candidates for each of its ids.
+    `Pair.stream`. With `pending` the events include draft tokens. If `scored` is a number, the
+    answer begins with logprobs of the prompt's ids, with that many candidates for each.
     """
 
     read: Callable[[], Prompt]
@@ -141,7 +141,7 @@ class Answering:
         return parts == {"bundled"} and self.cloud is not None and self.cloud.boundaries is None
 
     def close(self) -> None:
-        """Wait until all threads have ended. This stops no answer: each ends with its request."""
+        """Wait until all threads have ended. Answers go on until they, or their requests, end."""
         for pool in (self._readers, self._tokenizers, self._compilers):
             pool.shutdown(cancel_futures=True)
         self._threads.shutdown()
@@ -176,12 +176,12 @@ class Answering:
         *,
         seen: Callable[[AnswerEvent], AnswerEvent] = lambda event: event,
     ) -> AsyncGenerator[AnswerEvent]:
-        """Yield an answer's events, each as the function `seen` returns it.
+        """Yield the events of the answer to `asked`, each as the function `seen` returns it.
 
-        `grammar` is what the answer must follow (None: any text). Writing starts when the `place`
-        in the queue gets a slot. Closing this generator early stops
-        the answer; the slot is given back when its thread has ended. Raises an `EdgewiseError` if
-        the answer fails.
+        `prompt` is what `asked.read` returned. `grammar` is what the answer must follow (None: any
+        text). Writing starts when the `place` in the queue gets a slot. Closing this generator
+        early stops the answer; the slot is given back when the answer's thread has ended. Raises
+        an `EdgewiseError` if the answer fails.
         """
         await place.acquire()
         loop = asyncio.get_running_loop()

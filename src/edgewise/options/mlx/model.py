@@ -191,9 +191,9 @@ def _check_size(folder: Path, model: Any, arrays: list[Any], held: int) -> None:
 class MlxCache(SequenceCache):
     """The KV cache of one sequence.
 
-    Attention's keys and values are trimmed, and the result is checked: mlx-lm raises nothing for a
-    trim that it refuses. The states of recurrent layers, and of sliding windows that have moved on,
-    are copied at checkpoints.
+    Attention's keys and values are trimmed in place. The result is checked, since mlx-lm raises
+    nothing if it refuses to trim. The states of recurrent layers, and of sliding windows that have
+    dropped ids, cannot be trimmed: `SequenceCache` keeps copies of them, called checkpoints.
     """
 
     def __init__(self, model: "MlxModel", *, room: int) -> None:
@@ -217,7 +217,7 @@ class MlxCache(SequenceCache):
 
     @property
     def cuttable(self) -> bool:
-        """Whether all layers can be cut now: a sliding window can until it has to drop ids."""
+        """Whether all layers can be cut anywhere now; a sliding window can until it is full."""
         return self.rewinds != "no" and all(part.is_trimmable() for part in self._copied)
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
@@ -229,7 +229,7 @@ class MlxCache(SequenceCache):
 
     @property
     def state_size(self) -> int:
-        """Size in bytes of one copy of all states that cannot be trimmed."""
+        """Size in bytes of a checkpoint: a copy of all layers' states that cannot be trimmed."""
         return sum(part.nbytes for part in self._copied)
 
     def _copy(self) -> list[Any]:
@@ -286,7 +286,7 @@ def _watch(module: Any, see: Any) -> None:
 
 
 class MlxModel(FolderModel):
-    """An edge model that mlx-lm runs. One run at a time."""
+    """An edge model that mlx-lm runs. Sessions take turns: one forward pass runs at a time."""
 
     engine = "mlx-lm"
     reads = (".safetensors", *DESCRIPTIONS)
@@ -340,8 +340,8 @@ class MlxModel(FolderModel):
     def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> list[Any]:
         """Run `ids` after those in `cache`, and return [logits, hidden states].
 
-        Logits are [n, vocabulary], hidden states [n, d] or None, for the ids that `outputs` names;
-        with "none" the list is empty.
+        Logits are [n, vocabulary], hidden states [n, d] or None. `outputs` "all" asks for a row for
+        each of `ids`, "last" for that of the last id alone; for "none" an empty list is returned.
         """
         mx = self.mx
         with mx.stream(self.device):

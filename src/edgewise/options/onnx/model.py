@@ -1,12 +1,13 @@
 """`OnnxModel`: an edge model that onnxruntime-genai runs.
 
-A model is a folder with `genai_config.json`, as the library's model builder writes it. Such a file
-may name libraries to load, and files anywhere on the disk; a folder with one that does is refused.
-The library is given a new file with the checked entries, and none of the folder's JSON.
+A model is a folder with `genai_config.json`, as onnxruntime-genai's model builder writes it. This
+file may name libraries to load, and files anywhere on the disk. If it does, the folder is refused
+(the runtime's own libraries for Qualcomm chips are allowed). Of the folder's JSON files,
+onnxruntime-genai sees none: it is given a new file with the checked entries.
 
 Logits of every id come from the graph's output; hidden states only if the model was built with
 `include_hidden_states`. Each session is a generator with its own KV cache, and rolls back by
-`rewind_to`. A pass holds Python's global lock, so threads take turns.
+`rewind_to`. A forward pass holds Python's global interpreter lock, so threads take turns.
 """
 
 import json
@@ -63,7 +64,7 @@ class _Decoder(msgspec.Struct, frozen=True):
 
 
 class OnnxDescription(msgspec.Struct, frozen=True):
-    """The checked part of a genai_config.json: the model's type, sizes in ids, names of outputs."""
+    """A model's type, vocabulary size, context length and output names in `genai_config.json`."""
 
     type: str
     vocab_size: Annotated[int, msgspec.Meta(ge=1)]
@@ -165,7 +166,7 @@ _log = logging.getLogger(__name__)
 
 
 class OnnxCache(SequenceCache):
-    """The KV cache of one sequence: a generator of the library, which `rewind_to` rolls back."""
+    """The KV cache of one sequence: an onnxruntime-genai generator, rolled back by `rewind_to`."""
 
     def __init__(
         self, new: Callable[[], Any], outputs: tuple[str, str], *, rewinds: Rewinds = "anywhere"
@@ -244,7 +245,7 @@ class OnnxModel(FolderModel):
         )
 
     def fingerprint(self) -> str:
-        """Return a hash of the config and of all files with weights."""
+        """Return a hash of `genai_config.json` and of all files with weights."""
         held = sorted(path for path in self.path.iterdir() if path.is_file())
         weights = [path for path in held if _WEIGHTS.search(path.name)]
         return digest_of([self.path / CONFIG, *weights])
@@ -278,7 +279,7 @@ class OnnxModel(FolderModel):
 
 
 def import_genai() -> Any:
-    """Import and return onnxruntime_genai, with its telemetry disabled. Raises `UsageError`."""
+    """Import and return onnxruntime_genai, without telemetry. Raises `UsageError` if missing."""
     if os.environ.get(_TELEMETRY, "").strip().casefold() not in _TRUE:
         early = [name for name in ("onnxruntime", "onnxruntime_genai") if name in sys.modules]
         if early:

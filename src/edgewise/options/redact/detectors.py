@@ -148,8 +148,8 @@ class Phone:
     """Finds phone numbers that are valid in their country.
 
     A number with a country code may be of any country. One without must be valid in one of
-    `REGIONS`, and be grouped as is usual there, begin with a zero, or follow a word such as
-    "phone".
+    `REGIONS`. In addition, one of these must hold: it begins with a zero, it follows a word such as
+    "phone", or its digits are grouped as is usual in that region.
     """
 
     labels = ("PHONE",)
@@ -287,7 +287,7 @@ def _kind(char: str) -> int:
 
 
 class Words:
-    """Finds the user's own words whole, in any capitalisation and with any blanks between."""
+    """Finds the words that the user listed: only whole words, in any capitals and spacing."""
 
     labels = ("WORD",)
 

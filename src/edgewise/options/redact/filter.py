@@ -35,11 +35,11 @@ _log = logging.getLogger(__name__)
 
 
 class Local(Blocked):
-    """The text holds a private word of a class that is treated as "local", so it is not sent."""
+    """Raised if a text holds a private word of a class set to "local": it must not be sent."""
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
-    """Return a detector for each class of private words. Raises `UsageError` if one is missing."""
+    """Return a detector for each class of words. Raises `UsageError` if one cannot be loaded."""
     return {
         name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
         for name in rules.treatments
@@ -47,7 +47,7 @@ def detectors_of(rules: Redaction) -> dict[str, Detector]:
 
 
 class Redacted:
-    """A `ContextFilter` that replaces private words by placeholders, as the `rules` say."""
+    """A `ContextFilter` that replaces private words by placeholders, as setting `redact` says."""
 
     def __init__(self, rules: Redaction) -> None:
         self._treatments = rules.treatments
@@ -59,9 +59,9 @@ class Redacted:
         self.name = f"redacted: {rules}"
 
     def local_only(self, before: Context) -> bool:
-        """Return whether the text `before` the answer has a word of a class treated as "local".
+        """Return whether the text `before` the answer has a word of a class set to "local".
 
-        The whole conversation then stays on the device.
+        The answer is then sent only to trusted clouds (setting `trust`), if there are any.
         """
         try:
             return isinstance(self._seen(before), Local)
@@ -77,10 +77,11 @@ class Redacted:
         return seen
 
     def find(self, text: str) -> list[Span]:
-        """Return where private words stand in `text`, also those seen only in its normalized form.
+        """Return where private words stand in `text`, even if written in unusual characters.
 
-        Raises `Local` if a word is of a class treated as "local", which is never sent, `Blocked` if
-        a detector fails, takes too long, or finds what is not in the text.
+        So `text` and its normalized form (`Normal`) are both searched. Raises `Local` if a word's
+        class is set to "local", and `Blocked` if a detector fails, takes too long, or returns an
+        invalid span.
         """
         if not text:
             return []
@@ -127,7 +128,10 @@ class Redacted:
 
 
 class RedactedContext:
-    """A `FilteredContext` for one answer. Equal contexts are redacted alike, as KV caches need."""
+    """One answer's redaction: a `FilteredContext` that replaces private words by placeholders.
+
+    Equal texts are redacted alike, so the cloud can reuse its KV cache of an earlier text.
+    """
 
     def __init__(self, before: Context, redaction: Redacted) -> None:
         self._filter, self._known = redaction, Placeholders(redaction.forms)
@@ -144,7 +148,10 @@ class RedactedContext:
             self.shown = Context(tuple(replace(one, content=text) for one, text in pairs))
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
-        """Return the redacted answer so far (see `FilteredContext.answer`)."""
+        """Return `written`, the answer so far, with placeholders in place of private words.
+
+        `begun` and the errors are described at `FilteredContext.answer`.
+        """
         known = self._known.copy()
         places = known.places(written, self._filter.find(written))
         if _is_open(written, places, known):

@@ -77,10 +77,10 @@ class Forms:
         )
 
     def like(self, text: str) -> list[Span]:
-        """Return the spans of what looks like a placeholder.
+        """Return the spans of `text` that look like a placeholder, in order.
 
-        They are in order. The label is the placeholder's name, such as <EMAIL_1>, or "" for
-        a form without brackets or number, such as [EMAIL].
+        A span's `label` is the whole placeholder, such as <EMAIL_1>. It is "" for a form in which
+        the angle brackets or the number are missing, such as [EMAIL].
         """
         return [
             Span(*one.span(), _named(one[1].upper(), int(one[2])) if one[1] else "")
@@ -90,7 +90,7 @@ class Forms:
     def open_from(self, text: str) -> tuple[int, bool] | None:
         """Return where an incomplete placeholder at the end of `text` starts, or None.
 
-        The second value is whether it surely is a placeholder, not only what may become one.
+        The second value is True if it can hardly be anything else, False if it only may be one.
         """
         before = max(0, len(text) - _LONGEST)
         for found in self._open.finditer(text, before):
@@ -121,9 +121,11 @@ class Placeholders:
         return made
 
     def places(self, text: str, found: Iterable[Span]) -> list[Span]:
-        """Return the spans of `text` to replace, in order, none overlapping, from those `found`.
+        """Return the spans of `text` to replace, in order, none overlapping.
 
-        Words that were found earlier are replaced too. Raises `Blocked` for too many private words.
+        These are the spans `found`, every other occurrence of those words and of words that were
+        found earlier, and text that looks like a placeholder. Raises `Blocked` if there are more
+        than `MOST_FOUND` private words.
         """
         spans, read = list(found), Normal(text)
         labels = {text[one.start : one.end]: one.label for one in spans}
@@ -139,7 +141,7 @@ class Placeholders:
         return _joined(one for one in spans if one.start < one.end)
 
     def replaced(self, text: str, places: Sequence[Span]) -> str:
-        """Return `text` with placeholders at the spans `places`; new words get new ones."""
+        """Return `text` with placeholders at the spans `places`. A new word gets a new number."""
         parts, at = list[str](), 0
         for start, end, label in places:
             parts += [text[at:start], self._name(text[start:end], label)]
@@ -147,12 +149,13 @@ class Placeholders:
         return "".join([*parts, text[at:]])
 
     def restored(self, begun: str, reply: str, *, ended: bool) -> Restored:
-        """Return the cloud's `reply` with words in place of placeholders, as far as it is clear.
+        """Return the cloud's `reply` with each placeholder replaced by its word.
 
         The text ends early before an unknown placeholder, or one that may be incomplete. `begun` is
-        the answer before the reply, with its words restored; `ended`: the reply is complete. Inside
-        a tool call or an address a placeholder is kept unless its word stands there already: only
-        the edge model says what a tool or another host is told.
+        the answer before the reply, with its words restored; `ended` says that the reply is
+        complete. Inside a tool call or an address a placeholder is kept, unless the same call or
+        address already holds its word: only the edge model decides what a tool or another host is
+        told.
         """
         words = {name: word for word, name in self.names.items()}
         half = self._forms.open_from(reply)

@@ -58,7 +58,10 @@ class RedisLimits(LimitStore):
         self._add = self._redis.register_script(_ADD_IN_REDIS)
 
     async def open(self) -> None:
-        """Try the connection. Raises `UsageError` for a refused password, else `LimitsDown`."""
+        """Test the connection.
+
+        Raises `UsageError` if Redis refuses the password, `LimitsDown` for any other failure.
+        """
         from redis.exceptions import AuthenticationError, AuthorizationError
 
         try:

@@ -137,7 +137,8 @@ class TorchCache(SequenceCache):
     """The KV cache of one sequence.
 
     Attention's keys and values are kept whole, also for sliding windows (their masks hide what lies
-    outside), and can be cut anywhere. A recurrent layer holds one state, copied at checkpoints.
+    outside), and can be cut anywhere. A recurrent layer holds only its latest state, which cannot
+    be cut: `SequenceCache` keeps copies of it, called checkpoints.
     """
 
     def __init__(self, model: "TransformersModel", *, room: int) -> None:
@@ -163,7 +164,7 @@ class TorchCache(SequenceCache):
 
     @property
     def state_size(self) -> int:
-        """Size in bytes of one copy of all recurrent layers' states."""
+        """Size in bytes of a checkpoint: a copy of all recurrent layers' states."""
         states = [getattr(layer, name) for layer in self._recurrent() for name in _STATES]
         return sum(getattr(x, "nbytes", 0) for state in states for x in state.values())
 
@@ -202,7 +203,7 @@ def _whole(kinds: Any, layer: Any) -> Any:
 
 
 class TransformersModel(FolderModel):
-    """An edge model that transformers runs (`network`, a `PreTrainedModel`). One run at a time."""
+    """An edge model that transformers runs: `network`, a `PreTrainedModel`. Sessions take turns."""
 
     engine = "transformers"
     reads = (".safetensors", *DESCRIPTIONS)
@@ -242,17 +243,17 @@ class TransformersModel(FolderModel):
         self._seen = inputs[0]
 
     def new_cache(self) -> Any:
-        """Return an empty cache of transformers' own, whose layers keep all ids, if possible."""
+        """Return an empty cache of transformers. Only with chunked attention will it drop ids."""
         cache: Any = self.kinds.DynamicCache(config=self._config)
         if "chunked_attention" not in (getattr(self._config, "layer_types", None) or ()):
             cache.layers = [_whole(self.kinds, layer) for layer in cache.layers]
         return cache
 
     def run(self, ids: Sequence[int], cache: Any, *, every: bool) -> tuple[Any, Any | None]:
-        """Run `ids` after those in `cache` and return logits and hidden states (or None).
+        """Run `ids` after those in `cache`; return logits [n, vocabulary], hidden states [n, d].
 
-        Logits are [n, vocabulary] and hidden states [n, d]: with `every` n is the number of ids,
-        else they are those of the last id, and n is 1.
+        With `every` both have a row for each of `ids`, otherwise one row, for the last id. The
+        hidden states are None if the model does not show them.
         """
         kept: dict[str, Any] = {} if every or not self._keeps else {"logits_to_keep": 1}
         self._seen = None
