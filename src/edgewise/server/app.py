@@ -191,9 +191,9 @@ _HEADERS = {
 class Guard:
     """Middleware for limits, counts and headers of every request.
 
-    It refuses bodies above `MAX_BODY` as they arrive, counts requests by route and status, logs a
-    line for each, answers HEAD like GET (uvicorn then sends no body), and adds headers that keep
-    browsers from doing more than the page needs.
+    It refuses bodies of more than `MAX_BODY` bytes while they arrive, counts requests by route and
+    status, logs a line for each, answers HEAD like GET (uvicorn then sends no body), and adds
+    security headers for browsers, such as `Content-Security-Policy`.
     """
 
     def __init__(self, app: ASGIApp, counter: Counter) -> None:

@@ -38,8 +38,8 @@ class Callers:
     async def check(self, request: Request) -> None:
         """Check the key of a request and set `request.state.caller`; a dependency of FastAPI.
 
-        Raises `ApiError` 401 for a missing or unknown key, 403 for one with a daily limit of
-        tokens, which only a gateway enforces.
+        Raises `ApiError` 401 for a missing or unknown key, and 403 for a key with a daily limit of
+        tokens: only `edgewise gateway` enforces such limits.
         """
         key = self.find(request)
         if key is None:
@@ -69,7 +69,7 @@ def caller_of(request: Request) -> "Caller":
 
 
 class Caller:
-    """The key of one request, and the tokens of its answer. For the event loop's thread only."""
+    """The API key of one request, charged for its tokens. For the event loop's thread only."""
 
     def __init__(self, callers: Callers, key: Key) -> None:
         self._callers, self.key = callers, key
@@ -96,9 +96,9 @@ class Caller:
             answers[self.name] -= 1
 
     def read(self, prompt: Prompt) -> Prompt:
-        """Charge the prompt's ids to the key; return the prompt with the key's name as its `owner`.
+        """Count the prompt's ids towards the key's limit; return the prompt with its `owner` set.
 
-        So equal conversations of two keys are not taken for one.
+        The owner is the key's name: equal conversations of two keys are recorded as two.
         """
         self._callers.limits.charge(self.key, len(prompt.ids))
         return replace(prompt, owner=self.name)
@@ -124,7 +124,7 @@ class Caller:
 
 
 def shown_key(request: Request) -> str:
-    """Return the key that a request has, the bearer token before `x-api-key`; empty if none."""
+    """Return the API key in a request's headers: the bearer token, else `x-api-key`, else ""."""
     scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
     bears = scheme.lower() == "bearer"
     return bearer.strip() if bears else request.headers.get("x-api-key", "")

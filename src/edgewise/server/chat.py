@@ -190,10 +190,9 @@ async def answered(
 ) -> Response:
     """Answer the conversation in `body`; return the HTTP response.
 
-    `reply` is the `Writer` class of the API. Local messages (only trusted clouds may see them) are
-    remembered even if a valid request is refused later, so that they stay local when they are sent
-    again. With `joins` adjacent messages of one role are merged, once the local ones are known.
-    Raises `ApiError`, and what reading the prompt raises.
+    `reply` is the `Writer` class of the API. With `joins` adjacent messages of one role are merged
+    in the prompt. Local messages (only trusted clouds may see them) are remembered first: they stay
+    local if this request is refused and they are sent again. Raises `ApiError` or `EdgewiseError`.
     """
     answering = pair_of(request)
     marks = await marked(request, body.edgewise, body.turns())
@@ -219,7 +218,7 @@ def prompt_reader(
 
 
 def joined_turns(turns: Sequence[Message]) -> list[Message]:
-    """Merge adjacent messages of one role, as agents send. Raises `ApiError` if there are none."""
+    """Return `turns`, adjacent ones of one role merged. Raises `ApiError` if `turns` is empty."""
     if not turns:
         raise ApiError(400, "The conversation has no message that can be read; send one.")
     return joined(turns)

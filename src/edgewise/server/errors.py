@@ -118,8 +118,8 @@ def install(app: FastAPI) -> None:
 def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
     """Return the error reply for an exception.
 
-    `prompt` names the request's field that holds the prompt; the reply to a prompt that is too long
-    names it. An unexpected exception, a bug, becomes a 500 that reveals nothing of it.
+    `prompt` is the name of the request's field that holds the prompt, as the field at fault if that
+    is too long. An exception of an unexpected class (a bug) becomes a 500 without any details.
     """
     if isinstance(error, ApiError):
         return error
@@ -203,5 +203,5 @@ def _names(loc: Sequence[str | int]) -> list[str]:
 
 
 def shown(word: str) -> str:
-    """Return a client's word as at most 60 characters of printable ASCII, to show it safely."""
+    """Return the first 60 characters of a client's text, with "?" for all but printable ASCII."""
     return "".join(one if one.isascii() and one.isprintable() else "?" for one in word[:_LONGEST])

@@ -1,4 +1,4 @@
-"""Memory of local texts, which only trusted clouds may see: clients may send one back unmarked."""
+"""Memory of local texts (for trusted clouds only), to recognise them if sent back unmarked."""
 
 import re
 import threading
@@ -63,9 +63,9 @@ def _plain(text: str) -> bytes:
 
 
 class LocalAnswer:
-    """An answer to local messages, which is itself local: it is remembered as it is written.
+    """An answer to local messages; it is local too, so how it begins is remembered.
 
-    A client may stop an answer at any token and send its beginning back in another request.
+    A client may stop the answer at any token and send back what it got, in another request.
     """
 
     def __init__(self, known: "LocalMessages", owner: str) -> None:
@@ -73,7 +73,7 @@ class LocalAnswer:
         self._text, self._begins = "", True
 
     def wrote(self, text: str) -> None:
-        """Take the next piece of the answer; remember how each of its parts begins (`BEGUN`)."""
+        """Take the next piece; remember how reasoning, text and each call's arguments begin."""
         *before, self._text = _ANEW.split(self._text + text)
         self._begins = self._begins or bool(before)
         if self._begins:
@@ -132,9 +132,9 @@ class LocalMessages:
     """Remembers local messages (for trusted clouds only) as hashes, as long as the server runs.
 
     A message is recognised by its own text and its owner (a key's name), not by its conversation:
-    clients shorten histories, join messages, and quote them in other requests. For each owner at
-    most `most` texts are kept whose answer has begun, and `most_asked` of all requests. Any thread
-    may call.
+    clients shorten histories, join messages, and quote them in other requests. Each owner has two
+    stores: at most `most` texts of requests whose answer has begun, and at most `most_asked` of all
+    its requests. Any thread may call.
     """
 
     def __init__(self, *, most: int = KEPT, most_asked: int = ASKED) -> None:
@@ -152,13 +152,13 @@ class LocalMessages:
         parts: Sequence[Sequence[str]] = (),
         search: bool = True,
     ) -> list[Message]:
-        """Return the messages, the first local one and all after it marked as local.
+        """Return the messages, with `local` set in the first local one and in all after it.
 
-        With `local` the last message is local. Others are if they are marked, or if their text, one
-        of their parts (`parts` has those of each message) or a long text inside was in a local
-        message of this `owner` before. `search` false skips this last test, for a request that will
-        be refused anyway. The local messages are remembered, except system messages, which other
-        users may have as well.
+        A message is local if `local` is set in it, if it is the last one and the argument `local`
+        is true, or if it is known: its text, one of its parts (`parts` has those of each message)
+        or a long text inside was in an earlier local message of this `owner`. `search` false looks
+        for no known texts, for a request that will be refused anyway. The local messages are
+        remembered, except system messages, which other users may have as well.
         """
         seen: list[Message] = []
         local_only = False
@@ -181,9 +181,9 @@ class LocalMessages:
         self._add(self._answered, owner, messages)
 
     def writing(self, text: str, *, owner: str = "") -> bool:
-        """Remember the beginning (`BEGUN`) of a local answer; `text` is what it has so far.
+        """Remember how a local answer begins; `text` is what has been written of it.
 
-        Returns whether `text` was shorter than that: then call again when there is more of it.
+        Returns True while that is less than `BEGUN` bytes of letters and digits: call again then.
         """
         # Whatever has a longer beginning inside has this one.
         if letters := _letters(text)[:BEGUN]:

@@ -1,7 +1,7 @@
-"""Model ids, and the translation of requests into calls of the pair.
+"""The server's model ids, and the translation of requests into calls of its `Pair` of models.
 
-`edgewise` has the server's settings, `edgewise@0.05` another cloud share, `edgewise:t0.3` a fixed
-threshold; `edgewise:edge` and `edgewise:cloud` are one model alone.
+The id `edgewise` stands for the pair with the server's settings, `edgewise@0.05` for another cloud
+share, `edgewise:t0.3` for a fixed threshold; `edgewise:edge` and `edgewise:cloud` are one model.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ _ID = re.compile(
 
 
 def pair_of(request: Request) -> Answering:
-    """Return the pair, with its queue, of the server that got the request."""
+    """Return the loaded models, with their queue of answers, of the server that got `request`."""
     return cast(Answering, request.app.state.answering)
 
 
 def listed_ids(answering: Answering) -> list[str]:
-    """Return the model ids that the server lists; any share and threshold are valid as well."""
+    """Return the model ids that the server lists; ids with other shares or thresholds work too."""
     shares = [f"{PAIR}@{share}" for share in ("0.02", "0.05", "0.1")]
     return [PAIR, *shares, EDGE_ALONE, *([CLOUD_ALONE] if answering.cloud else [])]
 
@@ -83,12 +83,11 @@ field `edgewise` with `cloud` "none" does the same."""
 async def marked(
     request: Request, options: EdgewiseOptions, turns: Sequence[ChatTurn]
 ) -> list[Message]:
-    """Return the conversation; `local` marks messages for trusted clouds only.
+    """Return the messages of `turns`; `local` is set in those that only trusted clouds may see.
 
-    A message is local if the header, the field `edgewise` or the message itself says so, if its
-    text was local in an earlier request of the same key, or if it follows a local one.
-
-    Raises `ApiError` 400 if the header `X-Edgewise-Cloud` has another value than "none".
+    These are the last message if the header `X-Edgewise-Cloud` or `options.cloud` is "none", each
+    that is marked itself or has a text that was local in an earlier request of the same key, and
+    all after the first of these. Raises `ApiError` 400 if the header has another value than "none".
     """
     said = request.headers.getlist(LOCAL_HEADER)
     if any(one.strip().lower() != "none" for one in said):
@@ -116,10 +115,11 @@ def decode_request(
     messages: Sequence[Message],
     format: ResponseFormat | None = None,
 ) -> DecodeRequest:
-    """Return the request to the pair; fields that are missing in `body` have the server's settings.
+    """Return the request to the pair; a field that `body` lacks gets the server's own setting.
 
-    `read` builds the prompt. `messages` is the conversation, with local messages marked: those go
-    to trusted clouds only. Raises `ApiError` as `policy_for`, and for options that need a stream.
+    `read` builds the prompt. `messages` is the conversation, as `marked` returns it; `format` is
+    the answer's response format (None: plain text). Raises `ApiError` 404 for a model that the
+    server does not have, 400 for `stream_options` or `edgewise.pending` without `stream`.
     """
     policy = policy_for(answering, body.model)
     if body.model == CLOUD_ALONE:

@@ -94,7 +94,7 @@ class Writer(ABC):
         return error.body()
 
     def written(self, event: Token | Finished) -> Iterator[tuple[Item, str]]:
-        """Yield each text that an event adds, with its item; an empty text begins a new item."""
+        """Yield (item, text) for each text that an event adds, and (item, "") before a new item."""
         parts: list[Part] = [Said(event.text)] if event.text else []
         if self.calls is not None:
             parts = self.calls.feed(event.text)
@@ -132,7 +132,7 @@ class UsageCounts:
 
 
 class ChunkWriter(Writer):
-    """Replies of `/chat/completions` and `/completions`, which differ only in their choices."""
+    """Replies of `/chat/completions` and `/completions`; `choices`, `id` and `object` differ."""
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -155,7 +155,7 @@ class ChunkWriter(Writer):
 
     @abstractmethod
     def opening(self) -> dict[str, Any] | None:
-        """Return the fields of a choice in a chunk before any text; None for no such chunk."""
+        """Return a choice's fields for a first chunk without text; None if the API has none."""
 
     @abstractmethod
     def piece(
@@ -284,7 +284,7 @@ class EventWriter(Writer):
 
     @abstractmethod
     def grown(self, item: Item, more: str) -> dict[str, Any]:
-        """Return the event for `more` text of an item."""
+        """Return the event for the text `more`, which was added to an item."""
 
     @abstractmethod
     def closed(self, item: Item, end: Finished | None) -> Iterator[dict[str, Any]]:
@@ -355,10 +355,10 @@ async def _streamed(writer: Writer, events: AsyncGenerator[AnswerEvent]) -> Asyn
 
 
 async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) -> Response:
-    """Write the answer to a request, as a stream if that was asked for; stop if the client leaves.
+    """Return the response that `writer` makes of an answer: JSON, or a stream if asked for.
 
-    `decoding` is the request to the pair. Raises as `admitted`, `Answering.read` and
-    `Answering.grammar`; once a stream has begun, an error is sent as a chunk of it.
+    `decoding` is the request to the pair. The answer is stopped if the client leaves. Raises
+    `ApiError` or `EdgewiseError`; once a stream has begun, an error is sent as a chunk of it.
     """
     answering, caller = pair_of(request), caller_of(request)
     local = decoding.messages[-1].local
@@ -402,9 +402,9 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
 
 @asynccontextmanager
 async def admitted(request: Request) -> AsyncGenerator[QueuePlace]:
-    """Hold a place in the queue, so that no more requests are read than can be answered.
+    """Hold a place in the server's queue while the context is open; yield the place.
 
-    Raises `ApiError` 429 if the queue is full or the key has reached a limit.
+    Raises `ApiError` 429 if the queue is full or the request's API key has reached a limit.
     """
     async with caller_of(request).entered():
         place = pair_of(request).queue.enter()

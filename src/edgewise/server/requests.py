@@ -1,7 +1,7 @@
 """Fields of requests. Every field is honoured, refused, or ignored and named in a header.
 
-A field is ignored if it changes no answer here, such as a label or a hint. A field of the API that
-has one harmless value is accepted with that value alone. The three chat APIs share the classes
+A field is ignored if it changes no answer here, such as a label or a hint. Some fields, such as
+`n`, are accepted only with the value that changes nothing. The three chat APIs share the classes
 below; each of their requests is a `ConversationRequest`.
 """
 
@@ -160,7 +160,7 @@ class RoleTurn(Strict):
 def ignored(body: object, place: str = "") -> Iterator[str]:
     """Yield the path of each ignored field in a request, such as `messages.name`.
 
-    `place` is the path of `body` with a dot, if it is a part of a request.
+    If `body` is only a part of a request, `place` is its path and a dot, such as `messages.`.
     """
     if isinstance(body, Strict):
         yield from (place + name for name in body.ignored_names())
@@ -186,10 +186,10 @@ _SAME_TYPES = {
 
 
 def by_type(default: str = "", *, others: bool = False) -> Discriminator:
-    """Return a discriminator that selects the member of a union by the field `type`.
+    """Return a discriminator for a pydantic union: an object's tag is its `type`, in brackets.
 
-    `default` is the type of an object that has none. Tags are in brackets, so that error messages
-    can leave them out of paths. With `others` all types but the default have the tag "(other)".
+    `default` is the type of an object that has none. With `others` every type but the default has
+    the tag "(other)". Error messages tell tags from field names by the brackets.
     """
 
     def tag(value: object) -> str:
@@ -257,7 +257,7 @@ Texts = BoundedText | Annotated[list[Part], Field(max_length=MAX_MESSAGES)]
 
 
 class ChatTurn(NamedTuple):
-    """A message in the form that `Pair` reads, and the texts of which its content was joined."""
+    """A message, and `parts`: the texts in the request that were joined into its content."""
 
     message: Message
     parts: Sequence[str]
@@ -300,9 +300,9 @@ def turn(
 
 
 def limit_parts(turns: object) -> object:
-    """Return `turns` unchanged, a validator that runs before each message is looked at.
+    """Return `turns`, a request's messages; a validator to run before each message is validated.
 
-    Raises a validation error if the messages have more than `MAX_PARTS` parts and calls.
+    Raises a validation error if they have more than `MAX_PARTS` parts and tool calls together.
     """
     if isinstance(turns, list):
         first = cast(list[object], turns)[:MAX_MESSAGES]
@@ -406,7 +406,7 @@ def response_format_of(
 
 
 def require_known(tokenizer: Tokenizer, ids: Sequence[int], field: str) -> None:
-    """Raise `ApiError` 400 for ids that the tokenizer does not have; `field` held them."""
+    """Raise `ApiError` 400 about the request's `field` if the tokenizer lacks one of its `ids`."""
     if max(ids, default=0) >= tokenizer.size:
         message = f"The model has token ids from 0 to {tokenizer.size - 1} only."
         raise ApiError(400, message, param=field)

@@ -2,8 +2,8 @@
 
 Each server program is described once for all callers: as a cloud model that takes token ids
 (`IdServer`), a cloud model that takes text (`TextServer`), or the server of an edge model
-(`EdgeServer`). A description turns wanted values into a `Request`, and the bytes of a reply into
-values. The transport that sends requests is elsewhere. A reply that cannot be used raises `Fault`.
+(`EdgeServer`). A description builds the `Request` for what a caller wants, and parses the bytes of
+the reply (raising `Fault` if it cannot be used). Other modules send the requests.
 """
 
 from abc import ABC, abstractmethod
@@ -52,8 +52,8 @@ MODELS = Request("/v1/models")
 class Fault(Exception):
     """A server's reply that cannot be used.
 
-    `sent` says what the server sent instead, to follow "URL sent". The caller turns a fault into
-    the exception class `error` (a `CloudError`), with this `hint` and `setting`.
+    `sent` says what came instead, such as "a web page". A cloud's client then raises `error`, with
+    a `hint` on what to do and the name of the `setting` at fault; an edge's client, `EdgeError`.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class _Meta(msgspec.Struct, frozen=True):
 class ListedModel(msgspec.Struct, frozen=True):
     """An entry of `/v1/models`; `parent` is the base model of an adapter (LoRA).
 
-    `meta` is sent by llama-server only; `root` (model path) and `max_model_len` by vLLM only.
+    `meta` is that of llama-server; `root` (model path) and `max_model_len` are those of vLLM.
     """
 
     id: str
@@ -134,7 +134,7 @@ class ListedModels(msgspec.Struct, frozen=True):
 
 
 def named(names: Sequence[str], model: str | None) -> str | None:
-    """Return `model`, or `model:latest` as Ollama writes it, if it is in `names`; else None."""
+    """Return the one of `names` that is `model` or (Ollama) `model:latest`; None if none is."""
     return next((name for name in (model, f"{model}:latest") if name and name in names), None)
 
 
@@ -154,8 +154,8 @@ class Wanted(NamedTuple):
     """A request to a cloud model in ids: continue `ids` with `n` tokens, or score the last `n`.
 
     `model` is the served model's name, None to leave it to the server. `drawn` holds sampling
-    fields. `session` is a routing key, by which a fleet router finds the replica with a warm prefix
-    cache. `salt` separates the prefix caches of tenants.
+    fields such as `temperature`. `session` is a key by which a load balancer finds the replica that
+    has the prefix in its cache. `salt` separates the prefix caches of tenants.
     """
 
     ids: Sequence[int]
@@ -194,15 +194,12 @@ class IdServer(ABC):
     def score(self, asked: Wanted) -> Request:
         """Return the request to score the last `asked.n` ids.
 
-        The reply holds the logprob of each, and the likeliest id in its place with its logprob.
+        For each position the reply has the scored id's logprob, and the likeliest id with its own.
         """
         raise NotImplementedError
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
-        """Return the verification in a reply to `score`; `block` are the ids that were scored.
-
-        Raises `Fault`.
-        """
+        """Return the verdicts on the scored ids, `block`, as a `Completion`. Raises `Fault`."""
         raise NotImplementedError
 
     def tokenize(self, text: str, model: str | None) -> Request:
@@ -220,17 +217,17 @@ class IdServer(ABC):
         return Request("/detokenize", body)
 
     def detokenized(self, data: bytes) -> str | None:
-        """Return the text in a reply to `detokenize`, or None without one. Raises `Fault`."""
+        """Return the text in a reply to `detokenize`; None if it has none. Raises `Fault`."""
         said = decoded(data, _Text)
         return next((t for t in (said.content, said.prompt, said.text) if t is not None), None)
 
 
 class TextContinuation(NamedTuple):
-    """Text with which an API continues an answer, perhaps after an echo of what it was sent.
+    """A reply's `text`, which continues an answer. Some APIs repeat the answer's beginning in it.
 
-    `ended` is True if the model ended its answer, False if the text was cut. The provider's own
-    token counts: `prompt`, those of the prompt that came from its cache (`cached`), and `written`;
-    each is None if it is not reported.
+    `ended` is True if the model ended its answer, False if the text was cut. The others are token
+    counts by the provider, None if not reported: of the `prompt`, of its part that came from the
+    provider's cache (`cached`), and of the text (`written`).
     """
 
     text: str
@@ -244,8 +241,8 @@ class WantedText(NamedTuple):
     """A request for at most `n` tokens that continue an answer to the messages `turns`.
 
     `turns` are dicts with role and content. `text` is the beginning of the answer; for a server
-    with `prompts`, the whole rendered prompt with that beginning. `drawn` holds sampling fields. An
-    answer must fit the JSON `schema`, which only servers with `reads` are given.
+    that takes prompts (`TextServer.prompts`), it is the rendered prompt with that beginning.
+    `drawn` holds sampling fields such as `temperature`. The answer must fit a given JSON `schema`.
     """
 
     model: str
@@ -263,8 +260,8 @@ class TextServer(ABC):
     takes the prompt as one text, not as messages. `renders`: Edgewise applies the chat template,
     for which it needs the model's tokenizer. `names`: every request must name the model. `reads`:
     it cannot continue an answer that was begun, and is only asked for whole replies. `filters`: the
-    sampling filters that it has besides top-p. `base`: the path that replaces `/v1` in consults
-    (requests to the cloud model), though not where models are listed; "" for `/v1` itself.
+    sampling filters that it has besides top-p. `base`: the path in place of `/v1` in requests
+    with a body ("" for `/v1` itself); the request that lists models has no body.
     """
 
     name: str
@@ -285,10 +282,10 @@ class TextServer(ABC):
         """Return the text and counts in a reply to `complete`. Raises `Fault`."""
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
-        """Return optional fields of the request, each as alternatives in order of preference.
+        """Return lists of alternatives: fields that may be added to the request, the best first.
 
-        Of each, the engine sends the first that the API has not declined, and none if it declined
-        all.
+        From each list the client adds the first that the API has not declined, and none if it has
+        declined all.
         """
         return ()
 
@@ -342,10 +339,9 @@ class ServedModel(NamedTuple):
     """A model that an edge server serves, by the server's own report.
 
     `address` names the model's files, from which its tokenizer may be read: a path, or for example
-    `ollama:NAME`. `context` is the most ids of prompt and answer together, 0 if only a loaded model
-    reports one. `slots` is how many answers are decoded at once, None for a server that queues
-    further requests. `size` is the number of ids in the vocabulary, `parameters` the number of
-    weights.
+    `ollama:NAME`. `context` is the most ids of prompt and answer together, 0 if that is known only
+    once the model is loaded. `slots` is how many answers the server decodes at once, None if it
+    does not say. `size` is the number of ids in the vocabulary, `parameters` the number of weights.
     """
 
     name: str
@@ -360,8 +356,8 @@ class ServedModel(NamedTuple):
 class WantedStream(NamedTuple):
     """A request to an edge server: at most `tokens` greedy tokens after `prompt`.
 
-    `top` is how many candidates to report for each. `seed`, which greedy decoding does not use,
-    marks the session's requests in the server's list of slots (`EdgeServer.slots`). With `stream`
+    `top` is how many candidates to report for each. `seed` does not affect greedy decoding: by it a
+    session finds its own requests in the server's list of slots (`EdgeServer.slots`). With `stream`
     False the reply comes whole.
     """
 
@@ -378,9 +374,9 @@ class EdgeServer(ABC):
 
     `program` is its name in messages. `top` is how many candidates are requested by default, `most`
     how many the server reports at most. `takes_text`: it continues a text, not ids. `joins`: for a
-    character of several tokens it reports candidates of the last token only. `chunk`: it reports
-    candidates in whole replies only, so it is asked for that many tokens at a time. `asks` are the
-    requests whose replies identify the program; one that declines the first is another program.
+    character of several tokens it reports candidates of the last token only. `chunk`: how many
+    tokens to request at a time if only whole replies have candidates, else None. The replies to
+    `asks` identify the program; a server that declines the first of them runs another one.
     """
 
     program: ClassVar[str]
@@ -428,11 +424,11 @@ class EdgeServer(ABC):
     """The request that lists the server's slots; None if it has no such list."""
 
     def slots(self, data: bytes | None) -> list[tuple[object, int | None]]:
-        """Return each busy slot's seed and tokens written so far, from a reply to `busy`."""
+        """Return (seed, tokens written) of each working slot in a reply to the request `busy`."""
         return []
 
     def loaded(self, model: ServedModel) -> Sequence[Request]:
-        """Return the requests whose replies `context` reads, sent once the model is loaded."""
+        """Return requests to send when the model is loaded; `context` is given their replies."""
         return ()
 
     def context(self, model: ServedModel, *replies: bytes | None) -> tuple[int, str]:
@@ -446,7 +442,10 @@ class EdgeServer(ABC):
 
 
 def chosen(url: str, model: str | None, names: Sequence[str]) -> str:
-    """Return the served name for `model`, or the only one if it is None. Raises `UsageError`."""
+    """Return which of the served `names` is `model`; without a model, the only name.
+
+    Raises `UsageError` about the server at `url` if it serves no such model, or not exactly one.
+    """
     if model is None and len(names) == 1:
         return names[0]
     if found := named(names, model):

@@ -46,7 +46,7 @@ class ChatServer(OpenAiReplies):
         return Request(_PATH, body if asked.drawn == GREEDY else {**body, **self._drawn(asked)})
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
-        """Return the fields that turn reasoning off, then the seed, or temperature 0 if greedy."""
+        """Return what turns reasoning off, then the seed (in a greedy request: temperature 0)."""
         if asked.drawn == GREEDY:
             return (self.quiet,), (GREEDY,)
         return (self.quiet,), ({self.seed: asked.drawn["seed"]},) if self.seed else ()

@@ -266,7 +266,7 @@ class LlamaCppText(TextServer):
 
 
 def ordered(drawn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return sampling fields, with `samplers` in the order in which Edgewise applies its own."""
+    """Return `drawn` with llama-server's `samplers` in Edgewise's order; unchanged if greedy."""
     if "top_p" not in drawn:
         return drawn
     return {**drawn, "samplers": ["temperature", "top_k", "top_p", "min_p"]}

@@ -158,7 +158,7 @@ class OllamaServer(EdgeServer):
 
 
 class OllamaText(TextServer):
-    """Ollama as the server of a cloud model; too long a prompt is declined, and not cut."""
+    """Ollama as the server of a cloud model; a prompt that is too long is declined, not cut."""
 
     name = "Ollama"
 

@@ -128,8 +128,8 @@ class CompletionsServer(OpenAiReplies):
 class LmStudioServer(EdgeServer):
     """LM Studio as the server of an edge model, by text prompts.
 
-    `listed_as` is the `owned_by` of its entries in `/v1/models`. `place` is what precedes a model's
-    name in the address of its files on this disk.
+    `listed_as` is the `owned_by` of its entries in `/v1/models`. `place` is the beginning of
+    `ServedModel.address`, before the model's name.
     """
 
     program, top, most, takes_text = "LM Studio", 10, 10, True
@@ -213,9 +213,10 @@ class VllmServer(IdServer, LmStudioServer):
         )
 
     def score(self, asked: Wanted) -> Request:
-        """Return a request with a prompt for each id to score: all ids that precede it.
+        """Return a request with a prompt for each id to score: all ids that precede that id.
 
-        Each prompt has one id more than the last, so the prefix cache holds the rest.
+        vLLM writes one token after each prompt; its candidates show the logprob of the id.
+        Each prompt has one id more than the one before, so the prefix cache holds the rest.
         """
         ids = asked.ids
         prompts = [ids[:end] for end in range(len(ids) - asked.n, len(ids))]

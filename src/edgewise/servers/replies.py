@@ -106,10 +106,10 @@ def completion_of(
 ) -> Completion:
     """Return a `Completion` of `ids`.
 
-    `tops` holds the candidates (id, logprob) of each id. `prompt` and `cached` are the engine's
-    counts of prompt tokens, and of those among them from its cache; `seconds` is the time that it
-    reports. If the model ended its answer (`stopped`), a last row in excess, that of an end token,
-    is dropped.
+    `tops` holds the candidates (id, logprob) of each id. `stopped`: the model ended its answer;
+    then `logprobs` and `tops` may have one item more, for the end token, which is dropped. `prompt`
+    and `cached` are the engine's counts of prompt tokens, and of those among them from its cache;
+    `seconds` is the time that it reports.
     """
 
     def kept(rows: Sequence[_T]) -> Sequence[_T]:
@@ -128,11 +128,11 @@ def completion_of(
 
 
 def verification_of(ids: Sequence[int], told: Completion, *, written: int) -> Completion:
-    """Return a verification of `ids`: `told`, an engine's report on them, with `verified` set.
+    """Return a `Completion` whose `verified` has the engine's verdict on each of `ids`.
 
-    `told` is the report in the form of a completion, as if the engine had written `ids` itself;
-    `written` is how many tokens the engine bills as written. Raises `Fault` if the report is on
-    other ids, or lacks the logprob or the candidates of one.
+    `told` is the engine's report, a completion as if the engine had written `ids`. `written` is how
+    many tokens it bills as written. Raises `Fault` if the report is on other ids, or lacks
+    the logprob or the candidates of one.
     """
     verified = tuple(
         Verified(max(logprob, LEAST), top[0].id, top[0].logprob)
