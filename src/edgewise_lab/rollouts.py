@@ -1,4 +1,4 @@
-"""Continues many texts in parallel with one model, as labels and training data need it."""
+"""Parallel continuation of many texts by one model, for training data and its labels."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -49,10 +49,10 @@ _CELLS = 1 << 15
 
 
 class Rollouts:
-    """Lets the model `cloud` continue prefixes, at most `width` of them at a time.
+    """A pool of at most `width` sessions in which the model `cloud` continues prefixes.
 
-    A session that is free takes the next prefix: prefixes next to each other mostly begin alike,
-    so the session's KV cache holds part of them. `close` is the function `at_close`.
+    A session that is free takes the next prefix: neighbouring prefixes mostly begin alike, so the
+    session's KV cache holds part of it. `close()` calls `at_close`.
     """
 
     def __init__(
@@ -67,8 +67,9 @@ class Rollouts:
     def run(
         self, prefixes: Sequence[Prefix], done: Done = lambda index, continuation: None
     ) -> list[Continuation]:
-        """Return one continuation for each prefix, in their order; `done` is called for each.
+        """Return one continuation for each prefix, in their order.
 
+        `done` is called with a prefix's index and its continuation as soon as that is complete.
         Raises the `CloudError` of the first failure.
         """
         sessions = [self._cloud.open(Prompt(one.ids)) for one in prefixes[: self._width]]
@@ -101,11 +102,11 @@ def local_rollouts(
     *,
     seen: Callable[[CloudModel], CloudModel] = lambda cloud: cloud,
 ) -> Rollouts:
-    """Return `Rollouts` by a model in this process; closing them leaves `model` open.
+    """Return `Rollouts` whose continuations `model` writes; closing them leaves `model` open.
 
     llama.cpp decodes at most `width` sessions together, in a context of their own; other engines
-    decode them one after the other. `seen` may wrap the cloud model that the requests go to, for
-    example to count them.
+    decode them one after the other. `seen` gets the `CloudModel` that is made of `model`, and
+    returns the one to use: the same, or a wrapper, for example one that counts requests.
     """
     beside: Any = _Beside(model, width)  # it stands for the model behind it
     cloud = LocalCloud(beside)

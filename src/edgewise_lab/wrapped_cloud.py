@@ -19,7 +19,7 @@ Its arguments are the ids, the number of tokens asked for, and `send`, which sen
 
 
 class WrappedCloud(CloudModel if TYPE_CHECKING else object):
-    """A `CloudModel` that delegates to `cloud`, with each consult going through `intercept`."""
+    """A `CloudModel` that delegates to `cloud`; `intercept` sends its consults (requests)."""
 
     # `CloudModel` is no base at run time: its defaults would hide the members of `cloud`.
 
@@ -40,7 +40,7 @@ class WrappedCloud(CloudModel if TYPE_CHECKING else object):
 
 
 class WrappedSession(CloudSession):
-    """A `CloudSession` that delegates to `session`, with consults through `intercept`."""
+    """A `CloudSession` that delegates to `session`; `intercept` sends its consults (requests)."""
 
     def __init__(self, session: CloudSession, intercept: Intercept) -> None:
         self.session, self.intercept = session, intercept

@@ -330,11 +330,12 @@ class Evaluation:
 def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence[str]:
     """Return the systems to run: those that `named` lists, separated by commas, or the default.
 
-    The default (`named` is None) is all systems but passages; without `baselines` only edge, cloud
-    and the routers. `kept` says whether answers are stored in a folder.
+    The default (`named` is None) is all systems but "passages", a simulated cloud that judges whole
+    sentences; with `baselines=False` it is only the edge alone, the cloud alone and the routers to
+    compare. `kept` says whether answers are stored in a folder.
 
-    Raises `UsageError` for an unknown system, for names together with `baselines=False`, and for
-    names without edge and cloud, which all figures need, unless answers are kept.
+    Raises `UsageError` for an unknown system, for names together with `baselines=False`, and,
+    unless answers are kept, for names without "edge" and "cloud": all figures need these two.
     """
     if named is None:
         return _ALL if baselines else NO_BASELINES
@@ -354,10 +355,10 @@ def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence
 def manifest(
     task: Task, calibration: Task, edge: EdgeModel, cloud: CloudModel
 ) -> dict[str, object]:
-    """Return digests of all that outcomes depend on: questions, edge model and cloud model.
+    """Return a dict that identifies all that outcomes depend on: the questions and both models.
 
-    Runs with equal manifests may share a folder. The vocabulary of `cloud` must have been checked
-    before: only then is it known which model an engine serves.
+    Runs with equal manifests may share a folder. Call `cloud.check_vocabulary` before this: until
+    then a cloud model behind an engine is not fully identified.
     """
     models = {"edge": edge.fingerprint(), "cloud": cloud_identity(cloud)}
     return {**described(task, calibration), **models}
@@ -382,10 +383,11 @@ AGREEMENT = (
 def warnings(task: Task, contenders: Sequence[Contender], table: Sequence[Row]) -> list[str]:
     """Return warnings about the figures in `table`, one sentence each.
 
-    They name routers that were trained or calibrated on another task, systems that missed their
-    cloud share, and a task without right answers. A share is missed if its whole 95 % interval is
-    off by more than `FAR`, so that few questions alone raise no alarm. The query-level system is
-    not checked: its share is only an upper limit.
+    They name routers of `contenders` that were trained or calibrated on another task, systems that
+    missed their cloud share, and a task without right answers. A share is missed if its whole 95 %
+    interval is off by more than a quarter (`FAR`), so that few questions alone raise no alarm. The
+    system "query-level", in which the cloud writes whole answers, is not checked: its share is only
+    an upper limit.
     """
     sentences = [] if task.known else [AGREEMENT]
     sentences += [_made_for_others(task, contender) for contender in contenders]

@@ -1,10 +1,11 @@
-"""Find the highest threshold at which a pair keeps a given quality, with 95% confidence.
+"""Find the highest threshold that keeps a given fraction of answers right, with 95% confidence.
 
-The method is Learn then Test (Angelopoulos, Bates, Candès, Jordan and Lei 2021, arXiv 2110.01052)
-with a fixed sequence. Thresholds are chosen before any answer is seen and tested in ascending
-order: the lowest asks the cloud most. Each test is exact (Clopper-Pearson), and the first that
-fails ends the sequence, so no correction for many tests is needed: in 95 of 100 draws of the
-prompts the threshold found keeps the quality that was asked for.
+An answer without a known right answer counts as right if it agrees with the cloud's own. The method
+is Learn then Test (Angelopoulos, Bates, Candès, Jordan and Lei 2021, arXiv 2110.01052) with a fixed
+sequence. Thresholds are chosen before any answer is seen and tested in ascending order: the lowest
+asks the cloud most. Each test is exact (Clopper-Pearson), and the first that fails ends the
+sequence, so no correction for many tests is needed: for 95 of 100 random sets of calibration
+prompts, the threshold found keeps that fraction.
 """
 
 import math
@@ -34,10 +35,11 @@ _MOST = 100_000
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """A threshold with the quality that it keeps, as measured on the calibration prompts.
+    """A threshold, and how many calibration prompts a pair answers right with it.
 
-    `right` of `prompts` answers were right, or agreed with the cloud's. `least` is the lower bound
-    of that rate at 95% confidence. `share` is the cloud share, `interval` its 95% interval.
+    `right` of `prompts` answers were right or, if no right answer is known, agreed with the cloud
+    model's. `least` is the lower bound of right / prompts at 95% confidence. `share` is the cloud
+    share, `interval` its 95% interval.
     """
 
     threshold: float
@@ -63,12 +65,12 @@ def sequence(edge: EdgeModel, router: Router) -> list[float]:
 
 
 def fewest(keep: float) -> int:
-    """Return how many prompts, all answered right, show the rate `keep` with 95% confidence."""
+    """Return how many prompts show `keep` with 95% confidence if all are answered right."""
     return math.ceil(math.log(1 - CONFIDENCE) / math.log(keep))
 
 
 def require_prompts(keep: float, prompts: int) -> None:
-    """Raise `UsageError` for an invalid rate, too few prompts to show it, or a missing scipy."""
+    """Raise `UsageError` for a `keep` outside 0 to 1, too few `prompts` to show it, or no scipy."""
     if not 0 < keep < 1:
         raise UsageError(f"keep must lie between 0 and 1, not {keep:g}.", setting="keep")
     scipy_part("stats")  # before anything is paid for
@@ -110,7 +112,7 @@ def _kept(threshold: float, outcomes: Sequence[Outcome]) -> Promise:
 
 
 def least(right: int, prompts: int) -> float:
-    """Return the 95% lower bound of a rate, seen in `right` of `prompts` (Clopper-Pearson)."""
+    """Return the lower bound of right / prompts at 95% confidence (one-sided, Clopper-Pearson)."""
     if not right:
         return 0.0
     stats: Any = scipy_part("stats")

@@ -1,6 +1,7 @@
 """Figures of an evaluation's outcomes, with 95% intervals: accuracy, cloud share, gap recovered.
 
-The gap is the accuracy of the cloud model alone minus that of the edge model alone.
+The gap is the accuracy of the cloud model alone minus that of the edge model alone. *Gap recovered*
+is the fraction of it that a system gains over the edge alone.
 """
 
 import csv
@@ -37,14 +38,15 @@ Clock = Literal["measured", "composed"]
 class TimedFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Times and costs of one system, as means per answer unless stated; None is unknown.
 
-    `answers` counts the timed answers. `time` and its percentiles are seconds per answer; `ttft` is
-    the median time to first token, `gap` the 95th percentile of an answer's longest pause between
-    two tokens, in seconds.
+    `answers` counts the timed answers. `time` is the mean duration of an answer in seconds, with
+    its percentiles; `ttft` is the median time to first token, `gap` the 95th percentile of an
+    answer's longest pause between two tokens, both in seconds.
 
-    The edge made `decodes` forward passes over `positions` tokens. The cloud had `requests`, those
-    for rejected drafts included; its engine reports `read` computed prompt tokens and
-    `engine_seconds`. `bills` maps price lists to the bill as a fraction of what the cloud alone
-    costs. `sent` and `received` are bytes over the link. `note` is a remark for readers.
+    `decodes` counts the edge's forward passes, `positions` the tokens in them, `requests` those to
+    the cloud, for rejected drafts too. `read` is the prompt tokens that the cloud's engine
+    computed, `engine_seconds` the time it reports. `bills` maps price lists to the bill as a
+    fraction of what the cloud alone costs. `sent` and `received` are bytes over the link. `note` is
+    a remark for readers.
     """
 
     answers: int
@@ -71,15 +73,16 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     `interval` belongs to `accuracy`, `gain_interval` to the accuracy minus that of the edge alone.
     `worse` is the fraction of questions that the edge alone has right and this system wrong.
     `gap_recovered` is None if the cloud alone is no better than the edge alone. Fields with
-    `strict_` use strict grading. The `to_read` replies that a person must grade count in neither.
+    `strict_` are by strict grading, which also wants the requested format. `to_read` counts replies
+    that a person must grade; no accuracy includes them.
 
-    `cut` is the fraction of replies cut at the maximum length, `changed` the fraction of consults
-    (requests to the cloud model) whose first token differed from the edge's. `cloud_calls` counts
-    answered consults, `failed_calls` those without a usable reply, `written` the tokens of the
-    cloud's replies, `prompt_cached` and `prompt_computed` the cloud's prompt tokens as its engine
-    reports them (None: not reported). `cloud_work` is the tokens that the cloud computed of prompts
-    or wrote, over the same of the cloud alone. `difference` is the accuracy minus that of the
-    report's main system, if there is one.
+    `cut` is the fraction of replies cut at the maximum length. `cloud_calls` counts the answered
+    requests to the cloud, `failed_calls` those without a usable reply, `written` the tokens of its
+    replies; `changed` is the number of tokens, per request, that it wrote in place of different
+    ones of the edge's. `prompt_cached` and `prompt_computed` are the cloud's prompt tokens as its
+    engine reports them (None: not reported). `cloud_work` is the prompt tokens that the cloud
+    computed plus the tokens that it wrote, as a fraction of the same sum for the cloud alone.
+    `difference` is the accuracy minus that of the report's main system, if there is one.
     """
 
     system: str
@@ -119,7 +122,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Figures of one system: over all questions, and for each family (kind) of questions."""
+    """Figures of one system: over all questions, and for each family (kind) that code can grade."""
 
     overall: Figures
     families: dict[str, Figures]
@@ -223,7 +226,7 @@ class Intervals(msgspec.Struct, frozen=True):
 
 
 class Strictly(msgspec.Struct, frozen=True):
-    """Figures of edge alone, pair and cloud alone by strict grading."""
+    """Accuracy and gap recovered by strict grading, which also wants the requested format."""
 
     accuracy: Accuracy
     gap_recovered: float | None
@@ -231,7 +234,10 @@ class Strictly(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of edge alone, pair and cloud alone; cloud share and cloud work are the pair's."""
+    """Figures of edge alone, pair and cloud alone on the same questions.
+
+    `cloud_share` and `cloud_work` are the pair's, and defined as in `Figures`.
+    """
 
     questions: int
     accuracy: Accuracy
@@ -245,9 +251,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(Compared, frozen=True, kw_only=True):
     """What an evaluation reports as JSON: a pair against edge and cloud, and all systems' figures.
 
-    The pair uses `router` at its first cloud share; `families` has the same comparison for each
-    family of questions. `warnings` are sentences on why a figure may be misleading. `measure` is
-    "agreement" if right answers are unknown and the cloud's own replies took their place.
+    The pair uses `router` at the first of the cloud shares asked for; `families` has the same
+    comparison for each family of questions. `warnings` are sentences on why a figure may mislead.
+    `measure` is "agreement" if the cloud's own replies took the place of unknown right answers.
     """
 
     task: str
@@ -263,9 +269,9 @@ def summary(
 ) -> Summary:
     """Return the summary of one pair beside edge and cloud alone, from the rows of `table`.
 
-    The pair is the first row of the system that uses `router`, as users get it (`SERVED`) if there
-    is such a row, else at a fixed threshold. Without such a row, or if `router` is None, it is the
-    first row after those of edge and cloud.
+    The pair is the first row in which `router` works as in `edgewise serve` (`SERVED` ends that
+    system's name), or else the first in which it has a fixed threshold. If there is neither, or
+    `router` is None, it is the first row after those of edge and cloud.
     """
     first: dict[str, Row] = {}
     for row in table:

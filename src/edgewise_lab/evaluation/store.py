@@ -72,7 +72,7 @@ def append(path: Path, line: msgspec.Struct) -> None:
 
 
 class Answered(Protocol):
-    """Protocol of what a `Store` keeps: answers that have the id of their `question`."""
+    """Protocol of an answer that a `Store` can keep; `question` is the id of its question."""
 
     @property
     def question(self) -> str: ...
@@ -84,7 +84,7 @@ OUTCOMES, THRESHOLDS = "outcomes.jsonl", "thresholds.jsonl"
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """Key of one system of an evaluation: its name and target cloud share (None: it has none)."""
+    """A system at one target cloud share (None if it has none): the key of results in a `Store`."""
 
     system: str
     share: float | None = None
@@ -144,7 +144,7 @@ class Store(Generic[Kept]):
         return self._outcomes.get(_Key(cell, router), {}).get(question.id)
 
     def last(self, cell: Cell, router: str = "") -> Kept | None:
-        """Return the outcome of the cell that was added last, or None."""
+        """Return the outcome that was added last for the cell, or None."""
         return next(reversed(self._outcomes.get(_Key(cell, router), {}).values()), None)
 
     def set_threshold(self, cell: Cell, threshold: float, router: str = "") -> None:
@@ -205,8 +205,8 @@ def side_by_side(
 ) -> None:
     """Call `work` for each question, in `workers` threads; `done` is called after each.
 
-    If one call fails, no more are begun, those under way are waited for and the error is raised.
-    Ctrl-C does not wait for them: the caller closes the models, which ends them.
+    If a call fails, no more are begun, those under way are waited for and the error is raised.
+    Ctrl-C waits for no call: to end those under way, the caller closes the models.
     """
     if workers == 1:
         for question in questions:

@@ -49,20 +49,20 @@ CLOUD_DEADLINE = 3600.0
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A graded answer with its cost; `question` is the question's id.
 
-    `right` is the lenient grade, `strict` the strict one; neither counts if `to_read`: then a
-    person must grade the reply. `cut` says that the answer ended at its maximum length or at a full
-    context.
+    `right` says whether the answer is right in any format, `strict` whether it is right and in the
+    requested format; ignore both if `to_read`: then a person must grade the reply. `cut` says that
+    the answer ended at its maximum length or at a full context.
 
     `cloud_tokens` counts the cloud model's tokens in the answer, `wasted_tokens` those requested
-    but not used; `written` those of all its replies, verdicts too (None: these two). `consults`
-    counts the answered requests to the cloud model, `changed` those of them whose first token
-    differed from the edge's, `failed` the other requests. `discarded` counts the edge's tokens of
-    an answer that the cloud then wrote anew. `cached` and `computed` count
+    but not used; `written` counts those of all its replies, verdicts on passages included (None:
+    the sum of these two). `consults` counts the answered requests to the cloud model, `failed` the
+    others, `changed` the tokens that it wrote in place of different ones of the edge's. `discarded`
+    is the length of the edge's answer if the cloud replaced it as a whole. `cached`, `computed`:
     prompt tokens as the cloud's engine reports them (None: not reported).
 
-    `uncertainty` is the router's mean score over the answer, `seconds` its duration, `bucket` the
-    level of the shared token bucket after it (None: answers are independent), `grader` a digest of
-    the code that graded it.
+    `uncertainty` is the router's mean score over the answer, `seconds` its duration, `grader` a
+    digest of the code that graded it. `bucket` is the level, after this answer, of a budget of
+    cloud tokens that all answers share (None: they share none).
     """
 
     question: str
@@ -109,7 +109,7 @@ def _verdict(question: Question, text: str) -> dict[str, Any]:
 
 @contextmanager
 def asking(question: Question) -> Generator[None]:
-    """Add the question's id to the message of a `CloudError` that the block raises."""
+    """Return a context manager that adds the question's id to a `CloudError` raised in it."""
     try:
         yield
     except CloudError as error:
@@ -122,7 +122,7 @@ Saw = Callable[[str], None]
 
 
 def unseen(text: str) -> None:
-    """Ignore the text: a `Saw` for callers that only want the whole answer."""
+    """Do nothing: the callback `saw` of callers that only want the whole answer."""
 
 
 class System(Protocol):
@@ -176,14 +176,14 @@ def outcome_of(question: Question, answer: Answer) -> Outcome:
 
 
 class Decoded:
-    """Edge alone, or a pair at a fixed threshold, as a system whose answers are independent."""
+    """A decoder (edge alone or a pair) as a system; none of its answers depends on another."""
 
     def __init__(self, decoder: Decoder, max_tokens: int) -> None:
         self.decoder = decoder
         self._max_tokens = max_tokens
 
     def stream(self, question: Question, *, budget: Budget | None = None) -> Generation:
-        """Return the answer as a stream of events; `budget` is what it may spend on the cloud."""
+        """Return the answer as a stream of events; `budget` (None: a new one) limits the cloud."""
         edge = self.decoder.edge
         prompt = question_prompt(edge.tokenizer, question)
         # Beyond the smaller context there would be no consult.
@@ -208,7 +208,7 @@ def _watched(events: Iterable[Event], saw: Saw) -> Iterator[Event]:
 
 
 class AsServed:
-    """A system that works as `edgewise serve` does: all answers spend one shared budget.
+    """A system that works as `edgewise serve` does: all answers share a budget of cloud tokens.
 
     Several threads may call `answer` at a time. `settle` must be called for each outcome.
     """
@@ -327,7 +327,7 @@ def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
 
 
 def cloud_identity(cloud: CloudModel) -> str:
-    """Return a text that identifies the cloud model: its weights' hash if it is in this process."""
+    """Return the cloud model's `identity`, or the hash of its weights if it is in this process."""
     return cloud.identity() if cloud.local is None else cloud.local.fingerprint()
 
 
@@ -357,33 +357,33 @@ def is_cut(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
 
 
 def cloud_share(found: Sequence[Outcome]) -> float:
-    """Return the cloud share of all outcomes together: used and wasted tokens over output tokens.
+    """Return the cloud share of all outcomes together, which is at most 1.
 
-    It is at most 1, as `Usage.cloud_share` is for one answer.
+    It is the cloud's tokens, those requested but not used included, over all output tokens.
     """
     cloud = sum(outcome.cloud_tokens + outcome.wasted_tokens for outcome in found)
     return min(1.0, cloud / max(1, sum(outcome.output_tokens for outcome in found)))
 
 
 def changed_share(found: Sequence[Outcome]) -> float | None:
-    """Return the fraction of consults that changed the edge's token; None without consults."""
+    """Return how many edge tokens the cloud changed per request to it; None without requests."""
     consults = sum(o.consults for o in found)
     return sum(o.changed for o in found) / consults if consults else None
 
 
 class CommitPoint:
-    """A system that makes one consult an answer, at the token where the edge first names a choice.
+    """A system that asks the cloud for one token, the one where the edge first names a choice.
 
     Most answers to multiple-choice questions name the choice before the conclusion, so this token
-    decides. The edge first answers alone to find its position, then again with the consult. If
-    its answer names no choice, or the question has none, the edge answers alone.
+    decides. The edge first answers alone, to find the token's position. In a second answer the
+    cloud writes that token. If the first names no choice, the second is the edge's alone as well.
     """
 
     def __init__(self, edge: EdgeModel, cloud: CloudModel, max_tokens: int) -> None:
         self._edge, self._cloud, self._max_tokens = edge, cloud, max_tokens
 
     def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
-        """Answer with at most one consult."""
+        """Answer with at most one request to the cloud."""
         place = AtPosition(commit_position(self._edge, question, self._max_tokens))
         decoder = paired(self._edge, place, 1.0, self._cloud, max_cloud_tokens=1)
         return Decoded(decoder, self._max_tokens).answer(question, saw)

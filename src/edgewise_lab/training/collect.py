@@ -120,10 +120,10 @@ def collect_features(
 ) -> Columns:
     """Return the routers' inputs at every token of the texts, computed by the edge model.
 
-    Use the build of the edge model that the router will run with. Results are stored in `folder`,
-    in shards named after `text`, so that an interrupted run resumes; the folder may hold other
-    texts too. `done` is called for each text. Raises `UsageError` for a damaged shard, where an
-    input is not finite, or where no text has a token.
+    Use the build of the edge model that the router will run with. `text` says whose answers the
+    samples are. Results are stored in `folder`, in files named after `text`, so that an interrupted
+    run resumes; the folder may hold other texts too. `done` is called for each text. Raises
+    `UsageError` for a damaged file, where an input is not finite, or where no text has a token.
     """
     shards = [_read(path) for path in sorted(folder.glob(f"{text}-*.safetensors"))]
     known = {question for shard in shards for question in shard.questions}
@@ -169,7 +169,7 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
 
 
 def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
-    """Yield the model's `Step` before each id of the sample's answer.
+    """Yield the model's prediction (a `Step`) before each id of the sample's answer.
 
     Read a step before asking for the next one: the next forward pass overwrites its logits.
     """

@@ -25,10 +25,10 @@ Objective = Literal["cross-entropy", "balanced-cross-entropy"]
 class Data(msgspec.Struct, frozen=True):
     """Training data of a router, with a row for each of n tokens.
 
-    `inputs` float32[n, width] are all but the token's embedding; `labels` float32[n] are from 0 to
-    1; `groups` int32[n] is the number of each row's text; `proposed` int32[n] is the edge model's
-    likeliest id. `embeddings` float32[vocabulary, d] is given where that id's embedding is an
-    input.
+    `inputs` float32[n, width] are the router's inputs but for embeddings; `labels` float32[n] are
+    from 0 to 1; `groups` int32[n] is the number of each row's text; `proposed` int32[n] is the edge
+    model's likeliest id. `embeddings` float32[vocabulary, d] is given if the router also reads the
+    embedding of that id.
     """
 
     inputs: Floats
@@ -49,8 +49,9 @@ def data_of(
 ) -> Data:
     """Return the training data: the columns of the named `inputs`, and a label for each row.
 
-    `values` maps a question's id to the labels of its text; `top_k` log-probs are kept of the input
-    `top_logprobs`; `reference` are the quantiles that the input `ranks` compares with. Raises
+    `values` maps a question's id to the labels of its text, one for each token. `top_k` is the
+    number of log-probs to keep of the input `top_logprobs`; `reference` is what `reference_of`
+    returns, for the input `ranks`; `embeddings` is for the input `token_embedding`. Raises
     `UsageError` where all labels are 0 or all are 1, or where they do not match the texts.
     """
     labels = np.concatenate([values[name] for name in columns.questions]).astype(np.float32)
@@ -140,7 +141,7 @@ Fit = Callable[[Data, Recipe, Callable[[], None]], Fitted]
 
 
 def fit_of(kind: str) -> Fit:
-    """Return the function that fits routers of `kind`: a registered name, or a class in code.
+    """Return the function that fits routers of `kind`: a name, `module:Class` or `file.py:Class`.
 
     Raises `UsageError` for a kind that cannot be trained, and for "mlp" without torch.
     """

@@ -50,7 +50,7 @@ def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
 def save_weights(
     folder: Path, tensors: Mapping[str, NDArray[np.floating[Any]]], prompts: Sequence[str]
 ) -> None:
-    """Write the weights, and digests of the `prompts` (their texts) that they were fitted to.
+    """Write the weights `tensors`, and hashes of the `prompts` that they were fitted to.
 
     An existing `config.json` is deleted first, so that it never describes other weights;
     `save_card` writes the new one.
@@ -63,7 +63,7 @@ def save_weights(
 
 
 def save_card(folder: Path, card: RouterCard, measured: Measured | None = None) -> None:
-    """Write README.md, then `config.json`, which is replaced as a whole."""
+    """Write README.md, with the results in `measured` if any, then replace `config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / README).write_text(model_card(card, measured or Measured()), encoding="utf-8")
     described = msgspec.json.format(msgspec.json.encode(card), indent=2)

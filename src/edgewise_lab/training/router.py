@@ -82,8 +82,9 @@ class Progress:
 
 
 class Training:
-    """Training of one router with one label, in four stages: collect, label, fit, calibrate.
+    """Training of one router in four stages: collect, label, fit, calibrate.
 
+    The label says how much the cloud would help at each token; the router learns to predict it.
     Each stage stores its results in a folder and the next one reads them, so stages can run apart.
     """
 
@@ -177,9 +178,9 @@ class Training:
         return Spending(tokens, answer.timing.total * n * len(SHARES) * TRIED)
 
     def collect(self) -> None:
-        """Collect the label's texts, and the routers' inputs at every token of them.
+        """Collect the texts to label, and the routers' inputs at every token of them.
 
-        The texts are answers of the cloud model or of the edge model, as the label wants.
+        The texts are answers of the cloud model or of the edge model, as `Label.text` says.
         """
         _, columns = self._collected()
         self._reference(columns)
@@ -245,8 +246,8 @@ class Training:
         """Find a threshold for each cloud share; save the card with them, and return it.
 
         Thresholds are set on the pair's own answers to the calibration questions. A router that
-        needs no training gets its checkpoint here. Raises `UsageError` where the folder holds a
-        router of another kind, `RouterMismatch` where that is for another edge model.
+        needs no training gets its checkpoint here. Raises `UsageError` if the folder holds a
+        router of another kind, `RouterMismatch` if it holds one for another edge model.
         """
         card, router = self._to_calibrate()
         questions, tokenizer = self.calibration.questions, self.edge.tokenizer
@@ -409,7 +410,10 @@ def _top_k(inputs: Sequence[str], given: int | None) -> int:
 
 
 def kind_recorded(name: str, folder: Path) -> str:
-    """Return the router kind `name` as its card records it: a code file relative to `folder`."""
+    """Return the router kind `name` as its card records it.
+
+    In `file.py:Class` the path becomes relative to `folder`; other names are returned unchanged.
+    """
     file = code_file(name)
     if file is None:
         return name
@@ -420,7 +424,7 @@ def kind_recorded(name: str, folder: Path) -> str:
 def reference_of(values: Floats) -> Reference:
     """Return the quantiles of each column of float32[n, m] values, to six digits.
 
-    The router's card keeps them for the input `ranks`, which compares values with them.
+    The router's card keeps them. The input `ranks` says where among them a value lies, from 0 to 1.
     """
     quantiles = np.quantile(values, np.linspace(0.0, 1.0, QUANTILES), axis=0)
     return tuple(tuple(float(f"{x:.6g}") for x in column) for column in quantiles.T)

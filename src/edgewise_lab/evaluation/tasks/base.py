@@ -26,12 +26,12 @@ class Question(msgspec.Struct, frozen=True):
     `prompt` is the user's last message, `before` the conversation before it. `family` names the
     kind of question, for figures by kind. `choices` are the texts to choose from, if any.
 
-    `check` is the way of grading, and `answer` what it compares with: for `choice` the right
-    choice's text, `number` a number, `contains` words that the reply must contain, `exact` the
-    whole reply, `regex` a regular expression, `words` a text that shares most content words, `code`
-    Python that tests the reply's code, `json` a JSON Schema, `read` a sentence on what a person who
-    grades the reply looks for. If `known` is False there is no answer, and the cloud model's reply
-    is used for it (`agreeing`). `reference` is the text of a whole right reply.
+    `check` is the way of grading. It says what `answer` is: for `choice` the right choice's text;
+    `number`: the right number; `contains`: words that the reply must contain; `exact`: the whole
+    reply; `regex`: a regular expression that occurs in it; `words`: a text with similar content
+    words (`overlap`); `code`: Python that tests the reply's code; `json`: a JSON Schema; `read`: a
+    sentence that tells a person how to grade. If `known` is False there is no right answer, and the
+    cloud model's reply takes its place (`agreeing`). `reference` is a whole right reply.
 
     Raises `UsageError` for an answer that `check` cannot use.
     """
@@ -163,7 +163,7 @@ TRAINED_ON, MAX_TRAINED_ON = "trained_on.txt", 64 << 20
 
 
 def digest(prompt: str) -> str:
-    """Return the hash by which `trained_on.txt` lists a question: 16 hexadecimal digits."""
+    """Return a question's hash, 16 hex digits, as in `trained_on.txt` of a router's folder."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 

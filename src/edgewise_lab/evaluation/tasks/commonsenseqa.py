@@ -1,4 +1,4 @@
-"""CommonsenseQA (Talmor et al. 2019) in the chat form, and as arXiv 2504.07878 asks it."""
+"""CommonsenseQA (Talmor et al. 2019), answered by "Answer: X" or as in arXiv 2504.07878."""
 
 from collections.abc import Sequence
 from pathlib import Path

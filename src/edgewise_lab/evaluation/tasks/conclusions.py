@@ -61,7 +61,8 @@ def says_number(text: str) -> Fraction | None:
 def number_in(text: str) -> Fraction | None:
     r"""Return the number that a reply concludes with, or None if it has no number.
 
-    That is the one after the last "answer" or "####", or in the last \boxed{}; else the last one.
+    Of the places after "answer", after "####" and in \boxed{}, the last with a number counts;
+    without such a place, the last number of the reply does.
     """
     text = _readable(text)
     boxed = [(found.start(), found[1]) for found in re.finditer(r"\\boxed\s*\{([^}\n]*)", text)]

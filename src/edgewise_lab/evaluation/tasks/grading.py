@@ -1,4 +1,4 @@
-"""Grading: whether an answer is right, leniently or strictly.
+"""Grading: whether an answer is right, leniently (in any format) or strictly (as requested).
 
 A prompt that contains "Answer: X" is in the *chat form*: module `conclusions` finds what the reply
 concludes. Any other prompt is in the *paper's form*: conclusions are found as in arXiv 2504.07878.
@@ -27,7 +27,7 @@ def grader() -> str:
 
 
 def suited(answer: str, choices: Sequence[str] | None) -> Grading:
-    """Return how to grade replies to a question that does not say, by its right answer."""
+    """Return the way to grade a question that names none, by its right answer and its choices."""
     if choices:
         return "choice"
     return "number" if re.fullmatch(rf"\$?{_NUMBER}", answer.strip()) else "contains"
@@ -67,11 +67,12 @@ def is_right(question: Question, text: str) -> bool:
 def is_strictly_right(question: Question, text: str) -> bool:
     """Whether a reply is right by strict grading: one right conclusion in the requested format.
 
-    A reply that equals the question's `reference` is right. In the chat form the conclusion must be
-    the last line. If the prompt lists choices with letters, the paper's form requires text and
-    letter, the chat form the letter; otherwise both require the text. `contains` and `words`
-    require the same content words, `code` a single code block, `json` a reply that is only JSON.
-    `exact` and `regex` are graded as by `is_right`.
+    A reply that equals the question's `reference` is right. In the chat form (a prompt with
+    "Answer: X") the conclusion must be the last line, in the paper's form (any other prompt) it
+    must follow "Therefore, the answer is". If the prompt lists choices with letters, the paper's
+    form requires text and letter, the chat form the letter; otherwise both require the text.
+    `contains` and `words` require the same content words, `code` a single code block, `json` a
+    reply that is only JSON. `exact` and `regex` are graded as by `is_right`.
     """
     if not question.known:
         return False
@@ -129,7 +130,7 @@ def named_choice(question: Question, text: str) -> str | None:
 
 
 def named_number(question: Question, text: str) -> str | None:
-    """Return the number that a reply concludes with, or None; equal numbers are written alike."""
+    """Return the number that a reply concludes with, normalised ("2,000.0" is "2000"), or None."""
     if not _is_chat(question):
         return _plain(extract_number(text))
     said = conclusions.says_number(text)
@@ -149,8 +150,8 @@ def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
 
     These places are tried in order: a choice's text within 50 characters after "Therefore"; a
     capital letter there; the first "(x)"; a letter in the first 15 characters; a choice's text in
-    the first 20. A list that repeats the choices does not count. Nor does a letter before a phrase
-    other than its choice's text ("A. whole job"), or one that is a word ("A job").
+    the first 20. A list that repeats the choices does not count. A letter does not count if it
+    labels a lower-case phrase that is not its choice ("A. whole job") or is a word ("A job").
     """
     found = next(_places(_without_lists(text, choices), choices), None)
     return found[1] if found else None

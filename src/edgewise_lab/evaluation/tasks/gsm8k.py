@@ -1,4 +1,4 @@
-"""GSM8K (Cobbe et al. 2021) in the chat form, and in the format of arXiv 2504.07878."""
+"""GSM8K (Cobbe et al. 2021), answered by "Answer: NUMBER" or as in arXiv 2504.07878."""
 
 import re
 from pathlib import Path

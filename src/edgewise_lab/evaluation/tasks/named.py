@@ -1,4 +1,4 @@
-"""Open the tasks that a user names, and divide their questions for use and calibration."""
+"""Open the tasks that a user names, and set questions apart to calibrate thresholds on."""
 
 from pathlib import Path
 from typing import Literal
@@ -70,7 +70,7 @@ def open_task(
 def open_prompts(name: str | None) -> Task:
     """Open a file of prompts, with or without right answers, as a task.
 
-    `-` reads stdin; None opens the first of the bundled everyday prompts.
+    The name "-" is stdin. None stands for the first `EVERYDAY` of the bundled everyday prompts.
     """
     if name is None:
         return everyday.first(EVERYDAY)
@@ -90,16 +90,17 @@ def with_calibration(
     known: bool = True,
     calibrated: bool = True,
 ) -> tuple[Task, Task]:
-    """Open a task; return its first `limit` questions and `calibration` others for thresholds.
+    """Open a task; return its first `limit` questions, and `calibration` others for thresholds.
 
-    Without `limit` all questions are used, without `calibration` as many as `USUAL` says are set
-    apart. `max_tokens`, if given, replaces the task's maximum length of an answer. With `known` a
-    task without right answers raises `UsageError`, as do other options that do not fit.
+    Without `limit` the first part has all questions; without `calibration` the second has as many
+    as `USUAL` says. `max_tokens`, if given, replaces the task's maximum length of an answer. With
+    `known` a task without right answers raises `UsageError`, as do options that do not fit.
 
     The calibration questions are the last ones of the file `calibration_data`, which is like
     `data`. Without it they come from the task's calibration split; else, if `use` is "test", from
     the end of its train split, which training leaves out; else from the end of the task's own
-    questions. If `calibrated` is False and no `calibration` is given, that end is used as well.
+    questions. That end is left out of the first part, unless `calibrated` is False (no threshold is
+    needed) and no `calibration` is given.
     """
     counts = {"limit": limit, "calibration": calibration, "max_tokens": max_tokens}
     for setting, value in counts.items():

@@ -20,8 +20,8 @@ class _Split(msgspec.Struct, frozen=True):
 class PocketQa(TaskSource):
     """The task `pocketqa`, which is bundled.
 
-    Its splits `frames` and `facts` test what no router was trained on: `frames` has questions in
-    other words and answers in another style, `facts` has facts that were kept apart.
+    Two of its splits test what routers were not trained on: `frames` has questions in other words
+    and answers in another style, `facts` asks for facts that no other split mentions.
     """
 
     name = "pocketqa"

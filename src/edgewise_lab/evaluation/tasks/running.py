@@ -1,9 +1,10 @@
-"""The code that runs inside a child process, which tests the code of one reply.
+"""What a child process runs to test the code of one reply.
 
 The process has limits on time, memory and file size, an empty working folder, no environment
 variables, no input, no output, and on Linux, if user namespaces are allowed, no network. It is no
-jail: it can read whatever its user can read, elsewhere it has a network, and what it starts as
-root may outlive it. It protects from mistakes of models, not from code that is meant to do harm.
+jail: the code can read whatever its user can read, on other systems it has a network, and if its
+user is root, it can start processes that outlive the child. This protects from mistakes of models,
+not from code that is meant to do harm.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Check JSON against a schema in a child process, as a slow pattern in it cannot be stopped."""
+"""Check JSON against a schema in a child process, which can be ended if a pattern is too slow."""
 
 import json
 import re

@@ -58,7 +58,7 @@ class Case(NamedTuple):
     def right(
         self, writer: Writer, branches: Sequence[tuple[int, int]]
     ) -> Generator[list[Rollout], list[Continuation], list[bool]]:
-        """Do as `branches` does, but return for each branch whether its answer is right."""
+        """Return for each of the `branches` whether its answer is right; see `Case.branches`."""
         texts = yield from self.branches(writer, branches)
         return [is_right(self.question, text_of(self.tokenizer, ids)) for ids in texts]
 
@@ -68,7 +68,7 @@ class Case(NamedTuple):
         """Return the ids of one whole answer for each (position, token) in `branches`.
 
         Each consists of the text's ids before the position (an index), the token, and what `writer`
-        continues with. Call it with `yield from` in a `Labelling`.
+        continues with. This is a generator: call it with `yield from` inside of `Label.of`.
         """
         texts = [[*self.sample.ids[:at], token] for at, token in branches]
         asked = [i for i, ids in enumerate(texts) if self._room(ids)]
@@ -111,7 +111,7 @@ class Label(Protocol):
     """Default width of the router's hidden layer; 0 for none."""
 
     def of(self, case: Case) -> Labelling:
-        """Return the generator that computes the values of one text."""
+        """Return a generator that asks for rollouts and returns the values (0 to 1) of one text."""
         ...
 
 
@@ -140,10 +140,10 @@ def label_all(
 ) -> Values:
     """Return the label's values for every case; only those missing in `folder` are computed.
 
-    `rollouts` continues texts for each of the label's writers. `begun` is called with the number of
-    cases to compute, then `done` after each of them. Raises `UsageError` where the label returns
-    invalid values or asks for a writer that it does not declare, and a `CloudError` where a model
-    fails.
+    `rollouts` has an entry for each model ("edge", "cloud") in `label.writers`, to continue texts
+    with. `begun` is called with the number of cases to compute, then `done` after each of them.
+    Raises `UsageError` where the label returns invalid values or asks for a model that is not in
+    `label.writers`, and a `CloudError` where a model fails.
     """
     path = _path(label, folder)
     known = kept_values(label, folder)

@@ -66,9 +66,9 @@ class Final(Label):
 class Rescue(Label):
     """Label that is 1 where the cloud's token would turn the edge's wrong answer right, else 0.
 
-    The texts are the edge model's own answers, as in use. The cloud model only reads them, to say
-    which token it would have written at each position. Where that differs in a wrong answer, the
-    edge model continues after the cloud's token.
+    The texts are the edge model's own answers. The cloud model only reads them, to say which token
+    it would have written at each position. Where that token differs in a wrong answer, the edge
+    model continues after it.
     """
 
     name = "rescue"
