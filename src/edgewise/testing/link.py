@@ -84,8 +84,7 @@ class Link:
     def spoil(self, how: Spoil, *, hang_up: bool = False) -> None:
         """Replace the next bytes that the target sends to a client by what `how` returns, once.
 
-        `how` gets the bytes. With `hang_up` the client's connection is closed after the
-        replacement.
+        `how` gets the bytes. With `hang_up` the client is sent nothing more, and then disconnected.
         """
         self._spoil, self._hangs_up = how, hang_up
 

@@ -158,12 +158,12 @@ class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=19):
-    """From the gateway: the consult `ask` failed. If `ask` is None, the session did, and is over.
+    """From the gateway: consult `ask` failed. If `ask` is None, the session failed and is over.
 
     `reason` is a `Fault` such as "timeout", which the device reports as `Token.reason`; in answer
     to `Open` it may also be `VOCABULARY`. After `retry_after` milliseconds, if given, the device
-    may try again. `request_id` is the consult's name in the engine's log, or in the gateway's if
-    that is unknown.
+    may try again. `request_id` names the consult in the engine's log, if known, else in the
+    gateway's.
     """
 
     ask: Count | None
@@ -270,7 +270,7 @@ def _horner(terms: Iterable[int], base: int) -> int:
 
 
 def fingerprint(ids: Sequence[Sequence[int]]) -> str:
-    """Return a hash (hex) of a vocabulary, from its token `ids` of each test text in `PROBES`."""
+    """Return a hash (hex) of a vocabulary. `ids` are its token ids for each text in `PROBES`."""
     ledger = Ledger([token for part in ids for token in (*part, len(part))])
     return f"{ledger.checksum:016x}"
 
