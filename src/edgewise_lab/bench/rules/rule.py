@@ -130,7 +130,7 @@ class RuleColumns(NamedTuple):
     window: Tensor
 
     def wants(self, torch: Any, seen: Seen, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where a row's rule wants the cloud to write, bool [rows], and its signal [rows].
+        """Return for each row whether its rule wants the cloud to write the token, and the signal.
 
         `first` is true where a row is at its answer's first token. The signal is -inf where the
         rule verifies and both models have the same token.
