@@ -51,9 +51,9 @@ def _about(group: str, description: str, metavar: str, *, rare: bool = False) ->
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings, as they may stand in `edgewise.toml`.
+    """All settings, each of which `edgewise.toml` may contain.
 
-    The `group` of a field decides which commands accept it.
+    The `group` in a field's metadata decides which commands accept the setting.
     """
 
     edge: Annotated[
@@ -199,7 +199,7 @@ FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
 
 def names_in(*groups: str) -> tuple[str, ...]:
-    """Return the names of the settings in these groups, group by group."""
+    """Return the names of the settings in these groups (see `Settings`), group by group."""
     by_group: dict[str, list[str]] = {}
     for name, field in FIELDS.items():
         meta: Meta = get_args(field.type)[1]
@@ -349,9 +349,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 def require_known(name: str, problem: str, written: Callable[[str], str] = str) -> None:
-    """Raise `UsageError` unless `name` is a setting: the `problem`, and which name may be meant.
+    """Raise `UsageError` unless `name` is a setting.
 
-    `written` spells the names in the message.
+    The message is `problem`, then the setting of a similar name, or else all settings. `written`
+    gives the spelling of a setting's name in the message.
     """
     if name not in NAMES:
         close = difflib.get_close_matches(name, NAMES, 1)
@@ -363,7 +364,7 @@ def require_known(name: str, problem: str, written: Callable[[str], str] = str) 
 def fraction(text: str, called: str = "The share", setting: str | None = None) -> float:
     """Return the number that a share stands for: 0.05 for "0.05" or "5%". Raises `UsageError`.
 
-    `called` is what the error calls it, `setting` the setting that the error names.
+    The error's message calls the share `called`; `setting` is the setting that the share is for.
     """
     part = text.strip().removesuffix("%")
     try:

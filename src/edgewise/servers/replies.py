@@ -184,7 +184,7 @@ def text_of(message: AssistantMessage) -> str:
 
 
 def thinks() -> Fault:
-    """Return the fault for a model that reasons before it answers."""
+    """Return the `Fault` to raise for a reply that has reasoning where its answer should be."""
     return Fault(
         "a block of reasoning, which is not part of an answer",
         CloudRejected,

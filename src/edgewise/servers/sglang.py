@@ -1,4 +1,4 @@
-"""SGLang, by `POST /generate` with token ids in both directions."""
+"""Description of SGLang's HTTP API: `POST /generate`, which takes and returns token ids."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ class _Generated(msgspec.Struct):
 
 
 class SglangServer(IdServer):
-    """SGLang for a cloud model. Its prefix cache matches to the exact token, not in blocks."""
+    """SGLang as a cloud model's server. It reuses cached prefixes of any length, not in blocks."""
 
     name, owner, verifies, reads_once, salts, adapts = "SGLang", "sglang", True, True, True, False
 
@@ -51,7 +51,7 @@ class SglangServer(IdServer):
         return _told(reply.output_ids, meta.output_token_logprobs, meta.output_top_logprobs, meta)
 
     def score(self, asked: Wanted) -> Request:
-        """Return a request that scores the last ids in one prefill, most of it from the cache."""
+        """Return the request for the logprobs of the last `asked.n` ids; it takes one prefill."""
         # The first id of the scored range gets no logprob, so the range begins one id earlier.
         start = len(asked.ids) - asked.n - 1
         parameters = {"max_new_tokens": 1, **GREEDY}

@@ -82,9 +82,9 @@ class Link:
         self._portal.call(self._open.clear)
 
     def spoil(self, how: Spoil, *, hang_up: bool = False) -> None:
-        """Replace the next bytes for a client by what `how` makes of them, once.
+        """Replace the next bytes that the target sends to a client by what `how` returns, once.
 
-        With `hang_up` that client's connection is closed after them.
+        `how` gets the bytes. With `hang_up` the client is sent nothing more, and then disconnected.
         """
         self._spoil, self._hangs_up = how, hang_up
 

@@ -23,10 +23,10 @@ Failing = Callable[[int], CloudError | None]
 
 
 class ScriptedCloud(CloudModel):
-    """A cloud model whose tokens come from a `Script`. Implements `CloudModel`.
+    """A cloud model whose logits come from a `Script`, a function of the ids so far.
 
-    For assertions, `asks` lists (ids, n) of each consult, `prefetched` the ids of each prefetch;
-    `opened` and `closed` count sessions.
+    For assertions, `asks` has (ids, number of tokens asked for) of each consult (request to the
+    model), `prefetched` the ids of each prefetch; `opened` and `closed` count sessions.
     """
 
     prefetches = True

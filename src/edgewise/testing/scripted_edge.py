@@ -28,10 +28,10 @@ Script = Callable[[Sequence[int]], Floats]
 
 
 def replying(text: str, *, prompt: str, unsure: Sequence[int] = ()) -> Script:
-    """Return a script that answers `prompt` with `text`, then EOS.
+    """Return a script (a function from ids to logits) that answers `prompt` with `text`, then EOS.
 
-    The logits are certain of each token, but nearly undecided between two at the byte offsets of
-    `text` that `unsure` lists.
+    The logits leave no doubt about a token, except at the byte offsets of `text` that `unsure`
+    lists: there a wrong token has nearly the logit of the right one.
     """
     reply = [*text.encode(), EOS]
     start = len(prompt.encode())
@@ -48,9 +48,9 @@ def replying(text: str, *, prompt: str, unsure: Sequence[int] = ()) -> Script:
 
 
 def noise(seed: int = 0, *, scale: float = 3.0) -> Script:
-    """Return a script of reproducible random logits, which depend on `seed` and all ids so far.
+    """Return a script (a function from ids to logits) of reproducible random logits.
 
-    `scale` is the standard deviation of the logits.
+    They depend on `seed` and on all ids so far; `scale` is their standard deviation.
     """
 
     def script(ids: Sequence[int]) -> Floats:
@@ -73,11 +73,11 @@ class ByteTokenizer:
         self.special = {EOS: end, EOT: "<turn>"}
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the UTF-8 bytes of `text`; special tokens in it are not recognised."""
+        """Return the UTF-8 bytes of `text`. `special` is ignored: special tokens are plain text."""
         return list(text.encode())
 
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the UTF-8 bytes of `text`; there is no BOS token."""
+        """Return the UTF-8 bytes of `text`, without a BOS token. `special` is ignored."""
         return self.encode(text)
 
     def piece(self, token: int) -> bytes:
@@ -90,10 +90,10 @@ class ByteTokenizer:
 
 
 class ScriptedEdge(EdgeModel):
-    """An edge model whose logits come from a `Script`. Implements `EdgeModel`.
+    """An edge model whose logits come from a `Script`, a function of the ids so far.
 
-    `context` is its context length in tokens; `abilities` say what it can do. `computed` counts the
-    ids that all its sessions have run, so that a test can prove that none ran twice.
+    `context` is its context length in tokens, `abilities` what its engine can do. `computed` counts
+    the ids that all its sessions have run, so that a test can prove that none ran twice.
     """
 
     def __init__(

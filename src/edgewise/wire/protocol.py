@@ -1,9 +1,10 @@
 """The session protocol between a device and a gateway, version 1: see docs/protocol.md.
 
-One WebSocket is one session; each binary message is one frame, a msgpack array whose first element
-is the frame's type. Every frame with token ids says at which position of the session's sequence
-(the prefix) they start; they replace all ids from there on. A checksum of the whole prefix proves
-that both sides hold the same ids. A consult (a request to the cloud model) is an `Ask` here.
+A gateway is a server in front of inference engines. One WebSocket is one session; each binary
+message is one frame, a msgpack array whose first element is the frame's type. Every frame with
+token ids says at which position of the session's sequence (the prefix) they start; they replace all
+ids from there on. A checksum of the whole prefix proves that both sides hold the same ids. An `Ask`
+is a consult: a request to the cloud model.
 """
 
 from array import array
@@ -67,10 +68,10 @@ class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """From the device: ids of the prefix that a later `Ask` will need, for the engine to prefill.
+    """From the device: ids that a later `Ask` will need, so that the engine can prefill them early.
 
-    `ids` start at `position`; `checksum` is that of the whole prefix after them. Best effort: not
-    answered, but for `NeedFull`.
+    `ids` start at `position` of the prefix; `checksum` is that of the whole prefix with them. The
+    prefill may be left out. The only answer is `NeedFull`, if the gateway does not hold equal ids.
     """
 
     position: Count
@@ -81,10 +82,11 @@ class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=2):
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """From the device: asks the cloud model for `n` tokens, or to verify draft tokens.
 
-    `ask` numbers the consult within the session. `ids` start at `position`; `checksum` is that of
-    the whole prefix after them. `deadline` is in milliseconds; `top` candidates are reported for
-    each token. `sampling` is None for greedy, else (temperature, top_k, top_p, min_p, seed). With
-    `verify` above 0 the last `verify` ids of the prefix are draft tokens to verify, and `n` is 0.
+    `ask` is the consult's number within the session. `ids` start at `position` of the prefix;
+    `checksum` is that of the whole prefix with them. The consult fails `deadline` milliseconds
+    after its arrival. For each token written, at most `top` of the likeliest ids are reported.
+    `sampling` is None for greedy, else (temperature, top_k, top_p, min_p, seed). If `verify` is
+    above 0, the last `verify` ids of the prefix are draft tokens to verify, and `n` is 0.
     """
 
     ask: Count
@@ -111,9 +113,9 @@ class Close(msgspec.Struct, frozen=True, array_like=True, tag=5):
 class Opened(msgspec.Struct, frozen=True, array_like=True, tag=16):
     """The gateway's answer to `Open`.
 
-    `session` is the session's name, `known` how many ids the gateway still holds of it, `checksum`
-    theirs. `engine` is the engines' type, `model` the cloud model's name; `verifies` says whether
-    the engines can verify draft tokens.
+    `session` is the session's name. Of its prefix the gateway still holds the first `known` ids,
+    whose checksum is `checksum`. `engine` is the kind of inference engine behind the gateway,
+    `model` the cloud model's name; `verifies` says whether draft tokens can be verified.
     """
 
     version: Count
@@ -126,12 +128,13 @@ class Opened(msgspec.Struct, frozen=True, array_like=True, tag=16):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
-    """The gateway's answer to the `Ask` numbered `ask`: a completion.
+    """The gateway's answer to the `Ask` numbered `ask`.
 
-    `ids` are the tokens that the cloud model wrote, `logprobs` (nats) theirs, `top` the candidates
-    (id, logprob) for each. `stopped`: the model ended the answer. `cached` and `computed` count
-    prompt tokens by the engine's meter, None if not reported. `verified` holds for each verified
-    draft token (its logprob, the cloud model's own choice, the logprob of the likeliest token).
+    `ids` are the tokens that the cloud model wrote. For each of them, `logprobs` has its logprob in
+    nats and `top` the likeliest ids as (id, logprob). `stopped`: the model ended the answer.
+    `cached` and `computed` prompt tokens and `engine_seconds` are the engine's own figures (None:
+    unknown). `verified` has, for each draft token, (its logprob, the id that the cloud model would
+    have written, the logprob of the likeliest id).
     """
 
     ask: Count
@@ -155,11 +158,12 @@ class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=19):
-    """From the gateway: the consult `ask` failed, or the session (`ask` None), which is over then.
+    """From the gateway: consult `ask` failed. If `ask` is None, the session failed and is over.
 
-    `reason` is a `Fault`, which the device reports as `Token.reason`, or in answer to `Open` also
-    `VOCABULARY`. After `retry_after` milliseconds, if given, the device may try again.
-    `request_id` names the request in the engine's log, else the consult in the gateway's.
+    `reason` is a `Fault` such as "timeout", which the device reports as `Token.reason`; in answer
+    to `Open` it may also be `VOCABULARY`. After `retry_after` milliseconds, if given, the device
+    may try again. `request_id` names the consult in the engine's log, if known, else in the
+    gateway's.
     """
 
     ask: Count | None
@@ -266,7 +270,7 @@ def _horner(terms: Iterable[int], base: int) -> int:
 
 
 def fingerprint(ids: Sequence[Sequence[int]]) -> str:
-    """Return a vocabulary's fingerprint: a hash (hex) of its token ids of each of the `PROBES`."""
+    """Return a hash (hex) of a vocabulary. `ids` are its token ids for each text in `PROBES`."""
     ledger = Ledger([token for part in ids for token in (*part, len(part))])
     return f"{ledger.checksum:016x}"
 

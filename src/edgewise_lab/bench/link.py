@@ -3,9 +3,9 @@
 The systems are the edge model alone, a pair that waits for each consult (a request to the cloud
 model), and a pair that speculates meanwhile. They answer the same questions in turn. Time per token
 excludes the time that the edge model alone needs to read the prompt. It is divided by the edge's
-own time per token, and compared with the bound of a pipeline with one draft, 1 + p d (RTT + c) / t:
-p is the share of tokens with a consult, d the fraction of consults that changed the token, c the
-engine's time, t the edge's step (all times in seconds).
+own time per token, and compared with 1 + p d (RTT + c) / t, the value for a pair that loses time
+only by the consults that change its token. p is the share of tokens with a consult, d the fraction
+of consults that changed the token, c the engine's time, t the edge's step (times in seconds).
 """
 
 import socket
@@ -63,13 +63,14 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     """Results for one link and one cloud share; times in seconds.
 
     `consults` and `changed` are p and d of the module's formula, both of the waiting pair. `step`
-    is the time per token of the edge alone; `waiting`, `speculating` and `bound` are times per
-    token divided by it. `ttft` is the median TTFT of speculating divided by that of the edge alone.
-    `decodes_per_token` (forward passes of the edge) and `wasted` (unused cloud tokens) are per
-    token of speculating. `failed_calls` counts the failed consults of both pairs, `identical` the
-    questions that both answer with the same ids. `margins` has, for each other question, the
-    logprob margin (nats) of the waiting pair's token where the two first differ (NaN: not known).
-    `right` are the fractions of right answers, in the order of `SYSTEMS`.
+    is the time per token of the edge alone; `waiting`, `speculating` and `bound` (the formula) are
+    times per token divided by `step`. `ttft` is the speculating pair's median TTFT divided by that
+    of the edge alone. `decodes_per_token` (forward passes of the edge) and `wasted` (unused cloud
+    tokens) are per token of the speculating pair. `failed_calls` counts the failed consults of both
+    pairs, `identical` the questions to which both gave the same ids. For each other question,
+    `margins` has the likeliest id's logprob minus the second's (nats) in the waiting pair's answer,
+    where the two first differ (NaN: not known). `right` are the fractions of right answers of the
+    `SYSTEMS`.
     """
 
     round_trip: float
@@ -132,8 +133,8 @@ class Way:
 class Conditions(NamedTuple):
     """Conditions that a row is measured under; times in seconds.
 
-    `round_trip` and `loss` (fraction of packets) are the link's. `threshold` is the router's for
-    the cloud share `share`. `engine` is added to the cloud engine's own time for each consult;
+    `round_trip` and `loss` (fraction of packets) are the link's. The router's `threshold` was set
+    for the cloud share `share`. `engine` is added to the cloud engine's own time for each consult;
     `speculate` is the largest number of draft tokens.
     """
 
@@ -151,7 +152,7 @@ class Conditions(NamedTuple):
 
 
 class LinkBench:
-    """Measures rows for one pair: an edge model at a pace, its router, and a cloud at a URL."""
+    """Measures `LinkRow`s for one pair: a slowed edge model, its router, and a cloud at a URL."""
 
     def __init__(
         self, edge: EdgeModel, router: Router, url: str, connect: Connect, *, pace: Pace, task: Task
@@ -293,8 +294,8 @@ def _margin(token: Token | None) -> float:
 def advice_over(row: LinkRow, cloud: CloudPace, engine: float) -> Advice:
     """Return advice on whether edge alone, cloud alone or both are best under a row's conditions.
 
-    `cloud` was measured without the link. `engine` seconds are added to a consult and to each
-    further token of it; how fast the cloud streams over the link is computed, not measured.
+    `cloud` was measured without the link. `engine` seconds are added to its time for a consult, and
+    to that for each further token; how fast it streams over the link is computed, not measured.
     """
     at = MeasuredConditions(
         step=row.step,
@@ -314,9 +315,10 @@ START_SECONDS = 60
 
 @contextmanager
 def gateway_process(engine: str) -> Generator[str]:
-    """Run `edgewise gateway` for `engine` (a URL, or `bundled`) during a `with` block.
+    """Run `edgewise gateway`, a server in front of `engine`, for the length of a `with` block.
 
-    Yields the gateway's URL. Raises `CloudUnavailable` where the gateway does not start.
+    `engine` is the URL of an inference server, or `bundled` for Edgewise's own cloud model. Yields
+    the gateway's URL. Raises `CloudUnavailable` if the gateway does not start.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -47,7 +47,8 @@ HALF_BILLION = Pace(_SIZES, (0.029, 0.050, 0.069, 0.092, 0.144, 0.236, 0.441, 0.
 def measured(model: EdgeModel, repeats: int = 7) -> Pace:
     """Measure a model's pace on this machine, after a prompt of 128 ids.
 
-    Each size is the median of `repeats` passes. The model needs a context of 256 ids.
+    Passes over 1, 2, 4, ... 128 ids are timed, each as the median of `repeats` passes. The model
+    needs a context of 256 ids.
     """
     ids = [int(i) for i in np.random.default_rng(0).integers(10, model.tokenizer.size // 2, 256)]
     medians: list[float] = []
@@ -69,8 +70,8 @@ def measured(model: EdgeModel, repeats: int = 7) -> Pace:
 class PacedEdge:
     """An `EdgeModel` that delegates to `model`, slowed so that no pass is faster than `pace`.
 
-    `decodes` counts forward passes, `positions` the ids in them. What `model` still has in a KV
-    cache counts as computed anew, so a prompt costs what it would cost on its own.
+    `decodes` counts forward passes, `positions` the ids in them. An answer's prompt always counts,
+    and takes time, in full, even if `model` has a part of it in its KV cache.
     """
 
     def __init__(self, model: EdgeModel, pace: Pace) -> None:
@@ -126,10 +127,10 @@ EngineTime = Callable[[int, int], float]
 
 
 class EnginePace(NamedTuple):
-    """Speed of a cloud engine in seconds: to a first token, per further token, per prompt token.
+    """Speed of a cloud engine, in seconds.
 
-    A reply of n tokens takes `first + (n - 1) token`, and `read` for each prompt token that is not
-    in the engine's cache. Requests in parallel do not slow each other down.
+    A reply takes `first` for its first token, `token` for each further one, and `read` for each
+    prompt token that is not in the engine's cache. Parallel requests do not slow each other down.
     """
 
     first: float = 0.035
@@ -145,8 +146,8 @@ class EnginePace(NamedTuple):
 class DelayedCloud(WrappedCloud):
     """A `CloudModel` that delegates to `cloud` and holds each completion back for a while.
 
-    `delay` computes the seconds from the completion's tokens and its computed prompt tokens. Errors
-    are not delayed. Delays run at the same time, so parallel consults do not queue.
+    `delay` returns the seconds, from the number of tokens written and the number of prompt tokens
+    that the engine computed. Errors are not delayed. Parallel completions are delayed in parallel.
     """
 
     def __init__(self, cloud: CloudModel, delay: EngineTime) -> None:

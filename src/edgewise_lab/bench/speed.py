@@ -29,7 +29,7 @@ class Ratio(msgspec.Struct, frozen=True):
     """The loop's speed divided by the bare engine's: median over the rounds, and 95% interval.
 
     `undetected` is the largest loss of speed, a fraction, that this run could not have detected:
-    how far from 1 the interval of the bare engine over itself reaches.
+    the distance from 1 that the 95% interval reaches if the bare engine is compared with itself.
     """
 
     median: float
@@ -39,12 +39,12 @@ class Ratio(msgspec.Struct, frozen=True):
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """Speeds of the bare engine (`native`) and of the loop (`edgewise`): medians over `blocks`.
+    """Median speeds of the bare engine (`native`) and of Edgewise's loop (`edgewise`).
 
-    A block is `tokens` tokens after a prompt of `context` ids. The fields from `ratio` to
-    `undetected` are those of a `Ratio` of wall-clock times. `processor` is a `Ratio` of this
-    process's CPU times, which other work disturbs less (None where the system counts too coarsely
-    for a block). `same_ids`: loop and engine wrote the same ids.
+    Each wrote `blocks` blocks of `tokens` tokens after a prompt of `context` ids. `ratio`, its 95%
+    interval (`ratio_low`, `ratio_high`) and `undetected` are as in `Ratio`, by wall-clock times.
+    `processor` is the `Ratio` by this process's CPU times, which other work disturbs less (None
+    where the system counts too coarsely for a block). `same_ids`: both wrote the same ids.
     """
 
     context: int

@@ -186,10 +186,10 @@ def contenders_of(
     task: Task,
     shares: Sequence[float] = (),
 ) -> list[Contender]:
-    """Open the named routers (None: the default one) and return them as contenders.
+    """Open the named routers (None: the default one) and return each as a `Contender`.
 
-    `shares` are the cloud shares of the policies in `Contender.served`. Raises `UsageError` for a
-    router that was trained on questions of `task`, and for two routers with the same name.
+    Its `served` gets a policy (rules for asking the cloud) for each cloud share in `shares`. Raises
+    `UsageError` for a router that was trained on questions of `task`, and for two of the same name.
     """
     found: dict[str, Contender] = {}
     for name in names:
@@ -217,9 +217,9 @@ def served(
     edge: EdgeModel,
     shares: Sequence[float],
 ) -> dict[float, Policy]:
-    """Return, by cloud share, the policy (rules for asking the cloud) that the settings give.
+    """Return the policy (rules for asking the cloud) of `edgewise serve`, for each of `shares`.
 
-    One thing differs: a cloud that fails raises an error. `card` is the router's model card.
+    Other settings are as `chosen`; a failing cloud raises an error. `card` is the router's card.
     """
     as_set = [
         replace(chosen, cloud_share=one, threshold=None, on_cloud_error="raise") for one in shares

@@ -66,7 +66,7 @@ Workers = Annotated[int, typer.Option(min=1, max=64, help="Questions answered at
 
 @contextmanager
 def resume_hint(how: str) -> Generator[None]:
-    """Print `how`, a hint on resuming, if Ctrl-C or a `CloudError` ends the block; pass it on."""
+    """Print `how`, a hint on resuming, if Ctrl-C or a `CloudError` ends the block; re-raise it."""
     try:
         yield
     except (KeyboardInterrupt, CloudError):
@@ -86,7 +86,7 @@ def tell_of_code(tasks: Iterable[Task]) -> None:
 def counted(progress: Progress, name: str, total: int | None = None) -> Callable[..., None]:
     """Add a progress bar and return a function that advances it by one step.
 
-    The function takes a new estimate of the total number of steps, if there is one.
+    `total` is the expected number of steps. The function may be given a new one.
     """
     bar = progress.add_task(name, total=total)
 
@@ -120,10 +120,10 @@ def pace_named(name: str | None, chosen: Settings) -> Pace:
 
 @contextmanager
 def served(chosen: Settings) -> Generator[str]:
-    """Yield the URL of the cloud model; the bundled one is served by a gateway for this block.
+    """Yield the URL of the cloud model. A gateway serves the bundled one during the `with` block.
 
-    Raises `UsageError` if the settings name several clouds, one at a host that they do not allow,
-    or one without a URL.
+    Raises `UsageError` if the settings name several clouds, a cloud at a host that they do not
+    allow, or a cloud without a URL.
     """
     require_one_cloud(chosen)
     address = cloud_address(chosen)
@@ -150,9 +150,9 @@ def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
 
 
 def figures_tables(title: str, table: Sequence[Row], main: str | None = None) -> None:
-    """Print tables of every system's accuracy, lenient and strict, and of what it cost.
+    """Print tables of every system's accuracy, by lenient and strict grading, and of its costs.
 
-    Differences are to the system named `main`, if one is named.
+    If `main` names a system, the others' accuracies are also shown as differences to its accuracy.
     """
     captions = {0: _left_to_read(table[0].overall), -1: _COSTS}
     shown = tables_of(title, table, main)
@@ -162,9 +162,9 @@ def figures_tables(title: str, table: Sequence[Row], main: str | None = None) ->
 
 
 def tables_of(title: str, table: Sequence[Row], main: str | None = None) -> list[FigureTable]:
-    """Return tables of quality and times, of quality by family if there are several, and of costs.
+    """Return tables of accuracy and times, of accuracy by kind of question, and of costs.
 
-    `main` is the name of the system that differences in the table refer to.
+    The second is left out if there is only one kind. Accuracy is compared with the system `main`.
     """
     figures = [row.overall for row in table]
     shown = [_accuracies(f"{title} (95% intervals)", figures, main)]
@@ -297,7 +297,7 @@ def system_named(system: str, share: float | None) -> str:
 
 
 def gap(recovered: float | None, interval: Interval | None) -> str:
-    """Return the gap recovered and its interval as text, "no gap" for None."""
+    """Return as text how much of the edge-cloud accuracy gap is recovered ("no gap" for None)."""
     if recovered is None or interval is None:
         return "no gap"
     return _with_ends(recovered, interval)

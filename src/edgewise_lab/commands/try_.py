@@ -64,8 +64,8 @@ class SideAnswer(Outcome, frozen=True, kw_only=True):
 class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt and the answers to it, by system.
 
-    Only if `checked` do the grades of the answers mean anything: a right answer is known, and no
-    person is needed to grade.
+    `checked` says whether the answers' grades mean anything: whether a right answer is known, and
+    no person is needed to grade.
     """
 
     question: Question

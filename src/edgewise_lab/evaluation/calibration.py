@@ -69,7 +69,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Realised(msgspec.Struct, frozen=True):
-    """A pair's answers at one threshold, to all questions but those in `Answers.lost`."""
+    """A pair's answers at one threshold, without the questions at which the cloud failed."""
 
     threshold: float
     answers: tuple[Standing, ...]
@@ -133,9 +133,9 @@ class Answers:
         self._expected = self._count + round(shares * _EACH * len(self._task.questions))
 
     def at(self, threshold: float) -> Realised:
-        """Return the pair's answers at this threshold, new or reused, but for questions in `lost`.
+        """Return the pair's answers at this threshold, new or reused, to all questions not `lost`.
 
-        Raises a `CloudError` if the cloud fails at more questions than `may_lose`.
+        At those the cloud failed. Raises a `CloudError` if it fails at more than `may_lose`.
         """
         decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
         system = Decoded(decoder, self._task.max_tokens)
@@ -179,11 +179,12 @@ def thresholds_for(
 ) -> dict[float, Calibrated]:
     """Find a threshold for each cloud share in `shares`; return them by share.
 
-    Scores drift once the cloud has written into the prefix, so the share that a threshold realises
-    is known only from answers made with it. The search keeps two thresholds, one that realises more
-    than the share and one that realises less. It moves them together, by the ranks of the scores
-    between them, until a realised share is within `SETTLED`, no score is left between them, or
-    `rounds` are over. The nearest threshold is taken. All shares reuse the same answers.
+    A token of the cloud changes the scores of all tokens after it, so the share at a threshold is
+    known only from answers made with it. The search keeps the nearest thresholds with too large and
+    with too small a share, and tries one between them, chosen by the scores that were seen there.
+    It ends when a share is within `SETTLED` of the one wanted, no score lies between the two, or
+    `rounds` are over, and takes the threshold with the nearest share. All shares reuse the same
+    answers.
     """
     answers.expect(len(shares))
     points = [answers.at(1.0)]

@@ -1,8 +1,8 @@
 """The oracle: a system that knows the right answers and shows what the best router could do.
 
 It takes the cloud model's token only where the models differ and the edge model's token would spoil
-the answer: not even the cloud, continuing after that token, would end right. Everywhere else it
-keeps the edge's token, and it stops asking once the edge ends right alone.
+the answer: even if the cloud wrote all that follows, the answer would be wrong. Everywhere else it
+keeps the edge's token. Once the edge alone would end with a right answer, it asks no more.
 """
 
 import time

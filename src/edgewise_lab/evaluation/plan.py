@@ -107,7 +107,7 @@ class Contender(msgspec.Struct, frozen=True):
 
 
 def contender_named(name: str) -> Contender:
-    """Return a router that needs no checkpoint, by its name, as a contender.
+    """Return a router that needs no checkpoint, such as "entropy", as a `Contender`.
 
     Raises `UsageError` for any other name.
     """
@@ -152,10 +152,10 @@ class Evaluation:
     ) -> dict[Cell, list[Outcome]]:
         """Answer all questions with the `systems`; return the outcomes in the order of the report.
 
-        `contenders` are the routers to compare. `shares` are the target cloud shares; the system
-        "served" runs at those in `Contender.served` instead. The result also has edge alone and
-        cloud alone if an earlier run stored all their outcomes, and cloud alone if the right
-        answers are unknown.
+        `contenders` are the routers to compare, `shares` the target cloud shares (for the system
+        "served", those in `Contender.served`). Edge alone and cloud alone are in the result even if
+        `systems` leaves them out: each if an earlier run stored all its outcomes, and cloud alone
+        also if the right answers are unknown, since its answers then stand in for them.
         """
         found: dict[Cell, list[Outcome]] = {}
         for _, make in self._parts(contenders, shares, systems, found):
@@ -233,9 +233,9 @@ class Evaluation:
     def served(
         self, contender: Contender, cloud: CloudModel | None = None
     ) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of a router as users get it: a list for each policy in its `served`.
+        """Return the outcomes of a router as users get it, for each cloud share in its `served`.
 
-        All answers of a list share one budget (a token bucket), so each depends on those before
+        All answers at one share draw on one budget of cloud tokens, so each depends on those before
         it. An interrupted run resumes with the budget that it stored. `cloud` replaces the
         evaluation's cloud model.
         """
@@ -256,8 +256,8 @@ class Evaluation:
     ) -> dict[Cell, list[Outcome]]:
         """Return the outcomes where the cloud model verifies draft tokens, for each cloud share.
 
-        `name` is the system's name. `cloud` replaces the evaluation's cloud model; the one used
-        must be able to verify.
+        The share is kept by a budget of cloud tokens. `name` is the system's name. `cloud` replaces
+        the evaluation's cloud model; the one used must be able to verify.
         """
         by_share = {share: replace(self._verifying(), cloud_share=share) for share in shares}
         return self.served(Contender(name, READS_ALONG, identity=name, served=by_share), cloud)
@@ -297,7 +297,7 @@ class Evaluation:
         return found
 
     def commit_point(self) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of `CommitPoint`, which asks only where the edge names a choice."""
+        """Return the outcomes of `CommitPoint`: the cloud writes the token that names a choice."""
         every = all(question.choices for question in self.task.questions)
         system = CommitPoint(self.edge, self.cloud, self.task.max_tokens)
         cell = COMMIT_POINT if every else SOME_COMMIT_POINTS

@@ -1,4 +1,4 @@
-"""The requests to the cloud that answers needed, and their cost under several price lists."""
+"""Requests to the cloud that were made for answers, and their cost under several price lists."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -18,10 +18,10 @@ from edgewise_lab.wrapped_cloud import Flying, WrappedCloud, WrappedSession
 class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request to the cloud for an answer, even if its reply was not used.
 
-    Of the `prompt` tokens sent, the first `seen` were in an earlier request of the same answer, as
-    prompt or reply, so that a provider's cache may hold them. `written` tokens came back or,
-    without a reply, were asked for. The engine reports how many prompt tokens it had in its cache
-    (`cached`) and read anew (`computed`), and its time (`engine_seconds`); None: not reported.
+    Of the `prompt` tokens sent, the first `seen` were in an earlier request of the same answer or
+    in its reply, so a provider may have them in its cache. `written` counts the reply's tokens, or
+    without a reply those asked for. Of the prompt tokens the engine found `cached` in its cache and
+    computed `computed`; `engine_seconds` is the time that it took. None: not known.
     """
 
     prompt: int
@@ -35,9 +35,9 @@ class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
 class PriceList(NamedTuple):
     """Prices of one provider, in any one currency; `name` is shown in the report.
 
-    A prompt token costs `input`, or `cached` if it is billed as cached; a token written `output`, a
-    second of the engine `second`. A request's `seen` tokens are billed as cached if they are at
-    least `cached_from`; where that is None, never.
+    A prompt token costs `input`, or `cached` if billed as cached; a written token costs `output`,
+    and a second of the engine's time `second`. If at least `cached_from` tokens of a request were
+    `seen` before (see `CloudRequest`), these are billed as cached (None: no token ever is).
     """
 
     name: str
@@ -62,10 +62,10 @@ PRICE_LISTS = (
 
 
 def bill(prices: PriceList, requests: Iterable[CloudRequest]) -> float | None:
-    """Return the cost of the requests; None if it depends on a time that no engine reported.
+    """Return the cost of the requests; None if engine time has a price and some of it is unknown.
 
-    Providers cache whole blocks of tokens. That is ignored, so that a request may cost up to one
-    block's discount more than computed here.
+    Providers cache only whole blocks of tokens. This is ignored, so a provider may bill up to one
+    block more of each request at the price `input` instead of `cached`.
     """
     return total(_cost(prices, request) for request in requests)
 
@@ -81,9 +81,9 @@ def _cost(prices: PriceList, request: CloudRequest) -> float | None:
 
 
 class RecordedCloud(WrappedCloud):
-    """A `CloudModel` that delegates to `cloud` and records each consult as a `CloudRequest`.
+    """A `CloudModel` that delegates to `cloud` and records every request as a `CloudRequest`.
 
-    Use it for one answer at a time, and call `take` after each for its requests.
+    Use it for one answer at a time, and call `take` after each answer to get its requests.
     """
 
     # The engine would read prompts that no request here shows.
@@ -102,9 +102,9 @@ class RecordedCloud(WrappedCloud):
     def take(self) -> tuple[CloudRequest, ...]:
         """Return the requests since the last call, in the order in which they were made.
 
-        A request that the cloud declined is left out, since it costs nothing. One that was
-        cancelled or failed counts all tokens that it asked for as written; what its engine
-        would have reported (`cached`, `computed`) is None.
+        A request that the engine refused is left out, since it costs nothing. If one was cancelled
+        or failed otherwise, all tokens that it asked for count as written, and its `cached` and
+        `computed` are None.
         """
         asks, self._asks[:] = list(self._asks), []
         return tuple(ask.request(self._seconds) for ask in asks if not ask.declined)

@@ -23,10 +23,10 @@ the score of that answer decides whether the cloud answers as well.
 
 
 class MeasuredAnswers(NamedTuple):
-    """A system's answers to all questions (`quality`), and its timed answers to the first of them.
+    """A system's answers to all questions (`quality`), and timed answers to some of them (`timed`).
 
-    Accuracy is taken from `quality`, times and bills from `timed`. `clock` says whether the times
-    were measured, or added up from other systems' times; `note` is a remark for readers.
+    Accuracy is computed from `quality`, times and bills from `timed`. `clock` is "composed" if the
+    times are sums of other systems' measured times; `note` is a remark for the report's readers.
     """
 
     quality: Sequence[MeasuredAnswer]
@@ -51,9 +51,11 @@ def frontier(
 ) -> Frontier:
     """Return the report on the systems in `found`, and on two more that send whole questions.
 
-    These two, a cascade and an oracle, are composed of the answers of edge and cloud, at the cloud
-    share of the system `main`. `found` maps names to answers, all to the same questions, and must
-    hold edge alone, cloud alone and `main`. `conditions` become part of the report.
+    The cascade sends the questions that the edge answers least surely; the oracle sends those that
+    only the cloud gets right. Their answers are taken from edge alone and cloud alone, and their
+    cloud share is at most that of the system `main`. `found` maps names to answers to the same
+    questions, and must hold edge alone, cloud alone and `main`. `conditions` become part of the
+    report.
     """
     every = {**found, **_whole(found[EDGE.system], found[CLOUD.system], found[main])}
     every = {name: one._replace(timed=metered_seconds(one.timed)) for name, one in every.items()}
@@ -98,11 +100,11 @@ def _whole(
 def composed(
     way: Way, edge: Sequence[MeasuredAnswer], cloud: Sequence[MeasuredAnswer], sent: Sequence[int]
 ) -> list[MeasuredAnswer]:
-    """Return the answers that result if the questions with the indices `sent` go to the cloud.
+    """Return the answers of a system that sends the questions with the indices `sent` to the cloud.
 
-    `edge` and `cloud` are the answers of each alone, from which times are added up; `way` is a
-    `Way`. In a cascade the user sees an answer of the edge only when it is complete, since
-    until then the cloud's may replace it.
+    They are taken from `edge` and `cloud`, the answers of each model alone, and the times of both
+    are added up. If the `way` is "cascade", the edge first answers every question, and the user
+    sees its answer only when it is complete, since until then the cloud's may replace it.
     """
     both = zip(edge, cloud, strict=True)
     if way == "routed":
@@ -164,7 +166,7 @@ def _bills(answers: Sequence[MeasuredAnswer]) -> dict[str, float | None]:
 def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
     """Return the answers with `engine_seconds` filled in where the engine reported no time.
 
-    Such requests, mostly cancelled ones, get the mean of the others; None if none has a time.
+    Such requests, mostly cancelled ones, get the mean of the reported times (None without any).
     """
     every = [request.engine_seconds for answer in answers for request in answer.requests]
     known = [seconds for seconds in every if seconds is not None]
@@ -178,10 +180,10 @@ def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
 
 
 def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | None:
-    """Return the mean of the prompt tokens that the engine computed for an answer.
+    """Return the mean number of prompt tokens that the engine computed for an answer.
 
-    A request without a report, such as a cancelled one, counts the tokens that no earlier request
-    of its answer sent. None if no request has a report.
+    If the engine did not report this for a request, such as a cancelled one, the request counts as
+    `prompt` - `seen` tokens. None if there were requests, but no such report.
     """
     every = [request for answer in answers for request in answer.requests]
     meters = any(request.computed is not None for request in every)

@@ -64,9 +64,8 @@ class _Chunk(msgspec.Struct):
 class Streamed:
     """A `System` in which the cloud's engine streams whole answers; `take` returns its requests.
 
-    llama-server and vLLM can do this, and SGLang for a single prompt of ids. The connection is kept
-    from answer to answer, as a device keeps it. Any failure is raised as a `CloudError`, also that
-    the engine does not stream.
+    llama-server, vLLM and SGLang can stream. The connection stays open between answers, as it would
+    on a device. Any failure raises a `CloudError`, and so does an engine that does not stream.
     """
 
     def __init__(

@@ -179,7 +179,7 @@ class PairSystems:
 
     @property
     def streams(self) -> bool:
-        """Whether the cloud's answers can be streamed: only if its engine is asked by token ids."""
+        """Whether the cloud can stream its answers, as only an engine that takes token ids can."""
         return self._cloud.id_engine is not None
 
     def close(self) -> None:
@@ -221,15 +221,15 @@ class PairSystems:
     def pair(self, router: Router, threshold: float, speculate: int) -> Timed:
         """Return edge and cloud as a system, with a router at a fixed threshold.
 
-        `speculate` is the largest number of draft tokens; with 0 the edge waits for each consult.
+        While the cloud is asked, the edge writes up to `speculate` draft tokens; with 0 it waits.
         """
         return self._pair(router, threshold, speculate)
 
     def commit_point(self, speculate: int) -> Timed:
-        """Return a system that asks the cloud for one token: where the edge first names a choice.
+        """Return a system that asks the cloud for one token an answer: the one that names a choice.
 
-        That position in the answer is found before the timing starts, from an answer of the edge
-        alone; so the time is that of a device that knows the position.
+        It is the token with which the edge, answering alone, first names one of the question's
+        choices. Its position is found before the timing starts, as if the device knew it.
         """
         place = AtPosition(None)
 

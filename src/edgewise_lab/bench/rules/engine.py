@@ -1,7 +1,8 @@
 """Decodes many answers together, each in a row of its own and by its own rule.
 
-Edge and cloud model both read every token, so one forward pass of each serves routers and
-verification alike. Tokens that a rule takes back stay in the KV caches and are masked.
+A rule decides which tokens the cloud writes. Both models read every token, so one forward pass of
+each serves routers and verification alike. Tokens of the edge that a rule lets stand at first and
+then replaces stay in the KV caches and are masked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ _EVERY = 16
 
 
 class RowAnswer(NamedTuple):
-    """An answer's ids, which of them the cloud wrote, and the rule's signal at each."""
+    """An answer's ids, and for each whether the cloud wrote it and its rule's `signal` there."""
 
     ids: NDArray[np.int64]
     by_cloud: NDArray[np.bool_]
@@ -58,9 +59,9 @@ class RowEngine:
     def answers(
         self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], asked: Sequence[Asked]
     ) -> list[RowAnswer]:
-        """Return an answer for each of `asked`, all decoded in one batch.
+        """Return an answer for each of `asked` (index of a prompt, rule, threshold), in one batch.
 
-        `prompts` are token ids; `rooms` has, for each prompt, the most tokens of an answer.
+        `prompts` are token ids; an answer to `prompts[i]` may have `rooms[i]` tokens at most.
         """
         with self.torch.inference_mode():
             rows = _Rows(self, prompts, rooms, asked)
@@ -75,7 +76,7 @@ class RowEngine:
         asked: Sequence[Asked],
         rows: int | None = None,
     ) -> Iterator[tuple[Sequence[Asked], list[RowAnswer]]]:
-        """Decode `asked` in batches of at most `rows`, in order; yield each batch with its answers.
+        """Make `answers` in batches of at most `rows`; yield each part of `asked` with its answers.
 
         `rows` defaults to `ROWS_ON_GPU` or `ROWS_ON_CPU`; the other arguments are as for `answers`.
         """

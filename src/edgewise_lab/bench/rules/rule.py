@@ -23,11 +23,12 @@ _LEAST_MEAN = 0.05
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A rule: the cloud writes the token where `signal`, a key of `SIGNALS`, reaches a threshold.
+    """A rule by which the cloud writes some tokens: those where `signal` reaches a threshold.
 
-    A rule that `verifies` does so only where the two models' tokens differ; and the first token of
-    an answer is the cloud's wherever they differ, whatever the signal. `then` says what else
-    happens. Without a fixed `threshold`, one is searched for each cloud share.
+    `signal` is a key of `SIGNALS`. If the rule `verifies`, the cloud writes a token only where the
+    two models' tokens differ, and it writes an answer's first token wherever they differ. `then`
+    says what happens there (see `Then`). Without a fixed `threshold`, each cloud share gets one by
+    a search.
     """
 
     name: str
@@ -56,10 +57,10 @@ CLOUD = Rule("cloud", "random", verifies=False, threshold=-1.0)
 class Seen(NamedTuple):
     """What both models predict for the next token of each row; fields [rows], log-probs in nats.
 
-    `edge` and `cloud` are the models' likeliest ids. `edge_p` and `cloud_p` are the log-probs of
-    the edge's id, by each model; `second` is the edge's log-prob of its second choice, `best` the
-    cloud's of its first. `entropy` is the edge's. `rank` is the rank of the edge's id in the
-    cloud's order, from 0. `mean` is the mean of -`cloud_p` over recent tokens, `random` a number
+    `edge` and `cloud` are the models' likeliest ids. The edge gives its id the log-prob `edge_p`,
+    its second choice `second`; the cloud gives the edge's id `cloud_p`, its own id `best`.
+    `entropy` is that of the edge's distribution. `rank` is the number of ids that the cloud finds
+    likelier than the edge's. `mean` is the mean of -`cloud_p` over recent tokens, `random` a number
     from 0 to 1.
     """
 
@@ -119,7 +120,7 @@ def look(torch: Any, logits: Sequence[Tensor], mean: Tensor, random: Tensor) -> 
 class RuleColumns(NamedTuple):
     """The rules of a batch as tensors [rows]; `signal` is an index into `SIGNALS`.
 
-    `word` and `window` say whether `Rule.then` is that.
+    `word` and `window` are true where the rule's `then` is "word" or "window".
     """
 
     signal: Tensor
@@ -129,7 +130,7 @@ class RuleColumns(NamedTuple):
     window: Tensor
 
     def wants(self, torch: Any, seen: Seen, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where a row's rule wants the cloud to write, bool [rows], and its signal [rows].
+        """Return for each row whether its rule wants the cloud to write the token, and the signal.
 
         `first` is true where a row is at its answer's first token. The signal is -inf where the
         rule verifies and both models have the same token.
