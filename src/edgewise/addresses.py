@@ -16,7 +16,7 @@
                                  MLX; hf://owner/repo/folder names one inside a repository
     owner/repo/FILE.gguf         that file, where there is no folder `owner` here
     hf.co/owner/repo:Q4_K_M, https://HUB/owner/repo/..., https://ollama.com/library/NAME
-                                 what a page of the hub, or of Ollama's, shows or has as its URL
+                                 an address copied from a page of the hub or of Ollama's library
 
 All but paths may be written in any case. If several files fit a name, the first by name is taken.
 Projectors (mmproj) and importance matrices (imatrix) are taken only if named in full. Of a split
@@ -88,9 +88,10 @@ _USER_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "state": ("XDG_STATE_HOM
 
 
 def bundled(part: Part) -> Path:
-    """Return the path of a part that ships with Edgewise: of a model (GGUF), or of a folder.
+    """Return the path of a part that ships with Edgewise.
 
-    "router" is the folder of these models' router, "routers" that of all others.
+    "edge" and "cloud" are the GGUF files of a pair of models. "router" is the folder of this pair's
+    router, and "routers" is a folder with one folder for each other router.
     """
     name = part if part.startswith("router") else f"{part}.gguf"
     return Path(str(files("edgewise") / "bundled" / name))
@@ -102,11 +103,11 @@ def is_url(address: str) -> bool:
 
 
 def with_scheme(address: str) -> str:
-    """Return a server's address as a URL; any other address unchanged.
+    """Return `address` with `http://` added if it is a port of this device, such as localhost:80.
 
-    Only an address on this device, such as localhost:8080, gets a missing `http://`. For any other
-    host the user must choose http or https, since an API key is sent there. 0.0.0.0 and [::], which
-    servers that listen everywhere print as their address, become this device's.
+    Any other address is returned unchanged: for another host the user must choose http or https,
+    since an API key is sent there. The hosts 0.0.0.0 and [::], which servers that listen everywhere
+    print as their address, are replaced by 127.0.0.1 and [::1].
     """
     if found := _ANYWHERE.match(address):
         here = "127.0.0.1" if found[2].startswith("0") else "[::1]"
@@ -115,7 +116,7 @@ def with_scheme(address: str) -> str:
 
 
 def without_endpoint(url: str) -> str:
-    """Return a server's URL, or its path, without an API's part at the end, such as `/v1`."""
+    """Return a URL, or its path, without an API's endpoint at its end, such as `/v1/models`."""
     # Only the end is cut: no parser changes the rest between a check and a connection.
     return _ENDPOINT.sub("", url).rstrip("/")
 
@@ -138,7 +139,8 @@ def from_home(name: str | Path) -> Path:
 def user_path(kind: Literal["cache", "state"], name: str) -> Path | None:
     """Return the path of this user's file or folder `name`; None for a user without a home folder.
 
-    On every operating system it is in the XDG folder for `kind`, as huggingface_hub's cache is.
+    By default it is ~/.cache/edgewise/`name` or ~/.local/state/edgewise/`name`, on Windows too. The
+    variables XDG_CACHE_HOME and XDG_STATE_HOME may name other parents of the edgewise folder.
     """
     variable, folder = _USER_FOLDERS[kind]
     # A relative one is ignored.
@@ -159,7 +161,7 @@ def local_folder(name: str) -> Path | None:
 
 
 def hub_address(address: str) -> HubAddress | None:
-    """Parse an address on the model hub; return None if `address` does not have such a form."""
+    """Parse an address on the Hugging Face hub, such as owner/repo; return None for any other."""
     address = _pasted(address) or address
     if match := _FILE.fullmatch(address):
         return HubAddress(match["repo"], match["revision"], None, match["file"])
@@ -252,7 +254,7 @@ class ModelFiles(NamedTuple):
 
 
 def model_files(address: str) -> ModelFiles | None:
-    """Return the files of the model at `address`; None for a GGUF file or an address of one.
+    """Return the files of the model at `address`; None for GGUF files and unknown addresses.
 
     They show which edge engine (library) can open the model. Raises `AddressError`.
     """
@@ -272,10 +274,10 @@ def model_files(address: str) -> ModelFiles | None:
 
 
 def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
-    """Return the folder of the model at `address`, and a name for the model.
+    """Return the path of the folder of the model at `address`, and that folder's name.
 
-    From a hub repository the files are downloaded whose names end with one of `reads`. Raises
-    `AddressError`.
+    From a hub repository the files are downloaded whose names end with one of `reads`; the name is
+    the repository's, without its owner, or that of a folder in it. Raises `AddressError`.
     """
     if folder := local_folder(address):
         return folder, folder.resolve().name

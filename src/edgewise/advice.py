@@ -361,15 +361,16 @@ def cloud_alone(conditions: MeasuredConditions) -> float | None:
 
 
 def excess(conditions: MeasuredConditions) -> float:
-    """Return by how many seconds a consult, or a verified block's correction, delays an answer.
+    """Return by how many seconds one consult delays an answer, or one correction.
 
-    A consult: if the completion differs from the edge's token, as a share `changed` of them does,
-    the answer waits for the whole consult. If it agrees, the answer waits only for what is left of
-    the consult once the edge has written its `speculate` drafts. The first draft saves no time: it
-    is the edge's token itself, which was computed before the cloud was asked.
+    A consult (if the cloud does not verify): if the completion differs from the edge's token, as in
+    the share `changed` of consults, the answer waits for all of the consult. If it agrees, it waits
+    only for what is left of the consult once the edge has written its `speculate` drafts. The first
+    draft saves no time: it is the edge's token itself, known before the cloud was asked.
 
-    A correction: the answer waits for the block's verdicts, and all drafts behind the corrected
-    token are lost. So the whole verification counts, and the steps of half a block.
+    A correction (if the cloud verifies): the answer waits until the block is verified, and all
+    drafts behind the corrected token are lost. So the whole verification counts, and the steps of
+    half a block.
     """
     if conditions.verify is not None:
         return conditions.verify + conditions.step * (BLOCK + 1) / 2
@@ -383,9 +384,9 @@ def cost_over_streaming(conditions: MeasuredConditions, price: Price) -> float |
     Streaming is one request: `PROMPT` tokens at the price of input, `ANSWER` tokens at that of
     output. A router makes `asked` times `ANSWER` consults. Each bills the prompt, on average half
     an answer, and the one token that it returns. All that the first consult sends is new to the
-    provider; of each later one the share `cached` costs less. A verified block bills the same, but
-    no output token. Limits on cost (docs/costs.md), which would refuse some consults, are not
-    considered.
+    provider; of each later one the share `cached` costs less. If the cloud verifies, each block of
+    `BLOCK` tokens is a consult, and bills no output token. Limits on cost (docs/costs.md), which
+    would refuse some consults, are not considered.
     """
     new, cached, written = (float(one) for one in (price.input, price.cached, price.output))
     streaming = PROMPT * new + ANSWER * written

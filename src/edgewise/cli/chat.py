@@ -102,7 +102,10 @@ def _elsewhere(address: str) -> bool:
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A question and its answer: `whole` if not interrupted, `local` if only for trusted clouds."""
+    """A question and its answer, which is `whole` if it was not interrupted.
+
+    If `local`, they may only be sent to clouds whose hosts the setting `trust` lists.
+    """
 
     question: str
     answer: str

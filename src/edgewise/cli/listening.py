@@ -27,7 +27,10 @@ Connections = Annotated[
 
 
 class Listening(NamedTuple):
-    """A listening socket, its URL, and its server's `limits`: most connections, TLS context."""
+    """A listening socket, its URL, and the limits of its server.
+
+    `limits` has the keys "connections" (the most that may be open) and "tls" (the context or None).
+    """
 
     socket: "socket.socket"
     url: str
@@ -43,11 +46,12 @@ def listening_at(
     *,
     reserve: int,
 ) -> Generator[Listening]:
-    """Listen on `host` and `port` while the block runs; done before models load, to fail early.
+    """Listen on `host` and `port` while the block runs; yield the socket as a `Listening`.
 
     `tls` holds the files of the certificate and its private key (both None: no TLS). At most
     `connections` may be open (None: a default); `reserve` open files are kept for other uses.
-    Raises `UsageError` if the port is taken or the TLS files or limits cannot be used.
+    Raises `UsageError` if the port is taken or the TLS files or limits cannot be used. Enter the
+    block before large models are loaded, so that such an error comes early.
     """
     certificate, private_key = tls
     if (certificate is None) != (private_key is None):
@@ -62,8 +66,8 @@ def listening_at(
 def require_guarded(host: str, keys: Path | None, key: str | None = None, *, ways: str) -> None:
     """Raise `UsageError` if a server on `host` would be open to others without a key.
 
-    Also if the key file `keys` is missing, the single key `key` is malformed, or both are given.
-    `ways` names the flags that set a key, for the message.
+    It is also raised if the key file `keys` is missing, if the single key `key` is malformed, or if
+    both are given. `ways` names the flags that set a key, for the message.
     """
     if keys is not None and key is not None:
         raise UsageError("--api-key and --keys exclude each other; give one.")

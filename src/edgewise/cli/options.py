@@ -41,7 +41,7 @@ SentFile = Annotated[
 
 
 def share_option(about: str) -> Any:
-    """Return an option whose value is a share (5% or 0.05); `about` is its help text."""
+    """Return a Typer option for a cloud share, given as 5% or 0.05; `about` is its help text."""
     return typer.Option(parser=settings.fraction, metavar="SHARE", help=about)
 
 
@@ -157,11 +157,12 @@ def locate(error: EdgewiseError) -> None:
 def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     """Raise `UsageError` if a settings file, which others may have written, sets a risky setting.
 
-    `places` says where each setting was given. A file may not name a router that would run code,
-    nor set `trust` or `edge_hosts`. If it names a cloud model or an edge model's server, a note on
-    stderr tells the user. A key in the file is only for what the file names, which gets no other
-    key. The edge model's server sees every prompt. So a file may only name one on this machine, and
-    none if the user asked, by flag or variable, for redaction, no cloud or allowed hosts.
+    `places` maps the name of each given setting to `FLAGS`, `ENVIRONMENT` or the file's name. The
+    file may not name a router that would run code, nor set `trust` or `edge_hosts`. If a server
+    has an API key, the file must give both or neither. The edge model's server sees every prompt,
+    so the file may only name one on this machine, and none if the user asked, by flag or variable,
+    for redaction, no cloud or allowed hosts. A note on stderr tells which servers the file names.
+    `UsageError` is also raised for a server's URL that holds a user or a password.
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}

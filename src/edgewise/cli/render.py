@@ -46,7 +46,11 @@ _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def printable(text: str) -> str:
-    """Return `text` without control characters: a model's output must not drive the terminal."""
+    """Return `text` without control characters other than tabs and line feeds.
+
+    A model's output must not drive the terminal. Lone surrogates, and characters that would reorder
+    the text around them, are removed too.
+    """
     return "".join(
         c
         for c in text
@@ -133,7 +137,7 @@ def _interruptible() -> Generator[Callable[[], bool]]:
 def painted(events: Iterable[Event]) -> Iterator[Event]:
     """Yield `events` unchanged, and print their text; tokens of the cloud model are coloured.
 
-    At the end a note says why the first consult (a request to the cloud model) failed, if any did.
+    If consults (requests to the cloud model) failed, a note at the end says why the first did.
     """
     problem: str | None = None
     for event in events:
@@ -177,7 +181,7 @@ def warn_of_toy(edge: str, prompt: str) -> None:
 
 
 def summary(answer: Finished, tokens: Sequence[Token], pair: Pair) -> str:
-    """Return the line below an answer: tokens of each model, time, cloud share used, and cost."""
+    """Return the line to print below an answer: each model's tokens, time, cloud share, cost."""
     cloud, share = pair.cloud, pair.policy.cloud_share
     usage, seconds = answer.usage, answer.timing.total
     total, by_cloud = usage.edge_tokens + usage.cloud_tokens, usage.cloud_tokens
@@ -260,7 +264,11 @@ def _used(used: float, share: float, tokens: Sequence[Token]) -> str:
 
 
 def statistics(usage: Usage, timing: Timing) -> str:
-    """Return the line of `--stats`: shares, consults, cloud tokens read and written, speed."""
+    """Return the line that `--stats` prints about an answer.
+
+    It tells the cloud share, wasted tokens, corrections, consults, tokens that the cloud read and
+    wrote, time to the first token, and tokens per second.
+    """
     total = usage.edge_tokens + usage.cloud_tokens
     parts = [
         f"cloud share {usage.cloud_share:.1%} with {usage.wasted_tokens} wasted",
@@ -276,7 +284,10 @@ def statistics(usage: Usage, timing: Timing) -> str:
 
 
 def costed(cost: AnswerCost) -> str:
-    """Return what answers cost, and what was saved or lost against the cloud alone, as text."""
+    """Return what answers cost as text, such as "paid 0.1, saved 0.3 USD (75%)".
+
+    Saved (or lost) is measured against what the cloud model alone would have cost.
+    """
     kept = "lost" if cost.saved < 0 else "saved"
     part = f" ({abs(cost.saved) / cost.alone:.0%})" if cost.alone else ""
     about = "about " if cost.estimated else ""
@@ -298,9 +309,9 @@ def metered(count: float | None, form: str = "") -> str:
 
 
 def progress(*, hidden: bool = False, every: float = 60.0) -> Progress:
-    """Return a progress bar on stderr, or a line each `every` seconds if that is no terminal.
+    """Return rich's progress bar, on stderr; `with` shows it. With `hidden` nothing is shown.
 
-    With `hidden` nothing is shown.
+    If stderr is no terminal, a line of text at most every `every` seconds stands for the bar.
     """
     if hidden or err.is_terminal:
         columns = (*Progress.get_default_columns(), MofNCompleteColumn())

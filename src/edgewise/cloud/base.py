@@ -60,10 +60,10 @@ class CloudSession(Protocol):
     def prefetch(self, ids: Sequence[int], record: Recorder = Outgoing) -> Future[None] | None:
         """Send ids ahead of a consult, so that their prefill is done when one comes.
 
-        Called only if the model's attribute `prefetches` is true: first with the prompt's ids,
-        later with those of the answer so far added. `record` is called with the ids, and returns
-        the `Outgoing` that counts what is sent. Returns a future that is done when the ids were
-        sent; None where nothing is sent. Best effort.
+        Called only if the model's attribute `prefetches` is true, before and while the answer is
+        decoded. `ids` are those of the prompt and of the answer so far. `record` is called with
+        them, and returns the `Outgoing` that counts what is sent. Returns a future that is done
+        when the ids were sent; None if nothing is sent. Best effort.
         """
         return None
 
@@ -129,9 +129,10 @@ class CloudModel(Protocol):
         ...
 
     def local_only(self, prompt: Prompt) -> bool:
-        """Whether the prompt holds a private word that forbids sending anything of the prompt.
+        """Whether the prompt holds a word because of which only trusted clouds may be asked.
 
-        The setting `redact` says which words those are: iban=local, for example, says so of IBANs.
+        The setting `redact` says which words those are (iban=local, for example, says so of IBANs),
+        and the setting `trust` which clouds.
         """
         return False
 
@@ -145,7 +146,8 @@ class CloudModel(Protocol):
     def identity(self) -> str:
         """Return a name that tells this model from others, to store measurements under.
 
-        It is complete after `check_vocabulary`.
+        For a server it is the URL, the engine and the model; before `check_vocabulary` has asked
+        the server, parts may be missing.
         """
         return self.name
 

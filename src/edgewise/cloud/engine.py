@@ -199,7 +199,8 @@ class EngineCloud(RemoteCloud):
         """Check that the engine has the ids of `tokenizer`, the edge model's.
 
         Compares the ids of fixed strings and, if the engine detokenizes, the text of all ids, or of
-        as many as `COMPARE_SECONDS` allow. Raises `VocabularyMismatch` or a `CloudError`.
+        as many as `COMPARE_SECONDS` allow. Returns what was found, in words. Raises
+        `VocabularyMismatch` or a `CloudError`.
         """
         check = VocabularyCheck(self.engine, lambda: self._accept(tokenizer))
         self.check_remotely(check.run(), PROBE_SECONDS + COMPARE_SECONDS, tokenizer)

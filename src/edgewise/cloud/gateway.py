@@ -79,7 +79,8 @@ class GatewayCloud(RemoteCloud):
         """Check that the gateway's engine has the ids of `tokenizer`, the edge model's.
 
         Opening a session compares the ids of fixed strings. A gateway whose engine detokenizes is
-        also asked for the text of all ids. Raises `VocabularyMismatch` or a `CloudError`.
+        also asked for the text of all ids, or of as many as `COMPARE_SECONDS` allow. Returns what
+        was found, in words. Raises `VocabularyMismatch` or a `CloudError`.
         """
         self.tokenizer = tokenizer_fingerprint(tokenizer)
         try:
@@ -94,13 +95,13 @@ class GatewayCloud(RemoteCloud):
         super().close()
 
     def take(self, ids: Sequence[int]) -> GatewayLink:
-        """Return a link (a session with the gateway) for an answer whose first ids are `ids`.
+        """Return a link (a session with the gateway) for an answer that sends `ids` first.
 
         Prefers the idle link whose session has the longest common prefix with `ids`, if that is at
         least half of the ids that the gateway holds for it. (A shorter prefix may be just a system
         message that two conversations share: the other one still needs its session.) Otherwise
-        makes a new link or, if `MOST_IDLE` are idle, takes the one idle for longest. Call it in the
-        I/O thread.
+        makes a new link or, if `MOST_IDLE` are idle, returns the one idle for longest. The link is
+        not idle again until `give` is called with it. Call it in the I/O thread.
         """
         best = max(self._idle, key=lambda link: link.shared(ids), default=None)
         if best is None or 2 * best.shared(ids) < best.held:

@@ -148,7 +148,10 @@ def _plain(name: str | None) -> str:
 
 
 def bearer(settings: Settings, setting: Literal["cloud_key", "edge_key"]) -> str | None:
-    """Return an API key from the settings. Raises `UsageError` if it cannot be a bearer token."""
+    """Return the API key in `setting`, None if it is not set, to be sent as a bearer token.
+
+    Raises `UsageError` if it has blanks or characters that no key has.
+    """
     key = settings.cloud_key if setting == "cloud_key" else settings.edge_key
     if key and not (key.isascii() and key.isprintable() and " " not in key):
         raise UsageError(

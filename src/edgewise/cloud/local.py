@@ -99,7 +99,10 @@ class LocalSession(CloudSession):
         self._submit(self._drop).add_done_callback(log_failure)
 
     def close(self) -> None:
-        """Fail consults that wait, and return at once. The thread frees the KV cache, then ends."""
+        """End the session and return at once; the thread frees the KV cache, then ends.
+
+        Consults that wait fail; one that runs fails at its next token.
+        """
         if not self._closing.is_set():
             self._closing.set()
             self._submit(self._end).add_done_callback(log_failure)

@@ -66,8 +66,8 @@ def ends_passage(text: str, tokens: int, *, code: bool) -> bool:
     """Whether a passage may end after `text`, which has `tokens` tokens.
 
     A passage may end after a paragraph or a whole fenced code block; from `LONGEST` tokens on after
-    any line and, outside code, any sentence; from `MOST` on anywhere. The caller sees that it has
-    at least `SHORTEST`. `code` says whether `text` begins inside such a block.
+    any line and, outside code, any sentence; from `MOST` on anywhere. That it has at least
+    `SHORTEST` is not checked here. `code` says whether `text` begins inside such a block.
     """
     inside = in_code(text, code)
     if not inside and (_closes(text) or text.endswith("\n\n")):
@@ -115,10 +115,10 @@ def _closes(text: str) -> bool:
 def question(
     conversation: Sequence[Message], answer: str, sentences: Sequence[str]
 ) -> list[Message]:
-    """Return the messages that ask a chat model for a verdict on `sentences`.
+    """Return a system and a user message that ask a chat model for a verdict on `sentences`.
 
-    `answer` is the text before them. The parts that grow come last, so that a provider's prefix
-    cache serves the next question about the same answer.
+    `answer` is the text before the sentences. The parts that grow come last, so that a provider's
+    prefix cache serves the next question about the same answer.
     """
     turns = "\n".join(f"<{one.role}>\n{one.content}\n</{one.role}>" for one in conversation)
     numbered = "\n".join(f"[{n}] {one.strip(chr(10))}" for n, one in enumerate(sentences, 1))
@@ -130,11 +130,11 @@ def question(
 
 
 def verdict_of(reply: str, sentences: Sequence[str]) -> Verdict:
-    """Parse the verdict on `sentences` in a chat model's reply.
+    """Parse a chat model's reply: a JSON object with the fields of a `Verdict` on `sentences`.
 
-    The replacement gets the blanks around the old sentence. Raises `NothingUsable` if the reply is
-    no verdict, or contradicts itself: for example if it replaces a sentence by the same one, by
-    nothing, or by a text that repeats an accepted sentence.
+    Text around the object is ignored. The replacement gets the blanks around the old sentence.
+    Raises `NothingUsable` if the reply is no verdict, or contradicts itself: for example if it
+    replaces a sentence by the same one, by nothing, or by a text that repeats an accepted one.
     """
     begin, end = reply.find("{"), reply.rfind("}")
     try:

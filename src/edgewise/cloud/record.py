@@ -78,9 +78,10 @@ class SentRecord:
         return hashlib.blake2b(beginning, key=self._secret, digest_size=4).hexdigest()
 
     def edge(self, host: str, message: bytes) -> None:
-        """Write a JSON message for the edge model's server at `host` to the payloads file, if any.
+        """Record a JSON message that is about to be sent to the edge model's server at `host`.
 
-        Call it before the message is sent. If this raises `EdgeError`, do not send the message.
+        It is written to the file `payloads`; without this file nothing is recorded. If this raises
+        `EdgeError`, the message must not be sent.
         """
         if self.payloads is None:
             return
@@ -185,8 +186,9 @@ class SentAnswer:
 class PayloadsFile:
     """A file with every message exactly as it is sent, one line of JSON each.
 
-    Fields: `body` if the message is JSON, else its bytes as `base64`; `text` is what the ids in it
-    stand for. A message is written before it is sent; if that fails, it is not sent.
+    A line has the time, the host, and the message: as `body` if that is JSON, else as `base64`. For
+    a message to a cloud model it also names the answer, and has as `text` what the message's token
+    ids stand for. A message is written before it is sent; if that fails, it is not sent.
     """
 
     def __init__(self, path: Path) -> None:

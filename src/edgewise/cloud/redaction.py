@@ -1,9 +1,10 @@
 """Hiding private words from a cloud model: what a context filter must do, and the setting `redact`.
 
-A context filter decides what a cloud model sees of a conversation. It works in the cross-tokenizer
-adapter, which sends the conversation as text, so that placeholders can stand for words; a cloud
-model of the edge's vocabulary is otherwise sent the very ids that the edge model reads. The filter
-that `redact` sets up, and its detectors, are an optional part (`options/redact`).
+A context filter decides what a cloud model sees of a conversation. It works on text, in which
+placeholders can stand for words. So with a filter every cloud model is asked as one of another
+vocabulary is: it gets the filtered text or, if it takes token ids, this text encoded anew. Without
+a filter a cloud model of the edge's vocabulary is sent the very ids that the edge model reads. The
+filter that `redact` sets up, and its detectors, are an optional part (`options/redact`).
 """
 
 import re

@@ -209,7 +209,7 @@ class AdaptedSession(CloudSession, ABC):
 
 
 def preceding(edge: Tokenizer, prompt: Prompt) -> Context:
-    """Return the prompt's messages as a `Context`, or the text of its ids if it has none."""
+    """Return the text before the answer: the prompt's messages or, without any, its ids' text."""
     if prompt.messages is not None:
         return Context(prompt.messages)
     return Context(None, bytes_of(edge, prompt.ids).decode("utf-8", "replace"))

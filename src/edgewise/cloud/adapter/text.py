@@ -105,8 +105,8 @@ class TextCloud(ApiCloud):
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Find out how the API continues a started answer; `tokenizer` is the edge model's.
 
-        Raises `VocabularyMismatch` if this object was made for another edge model, and a
-        `CloudError`: `CloudRejected` if the API starts the answer over.
+        Returns what was found, in words. Raises `VocabularyMismatch` if this object was made for
+        another edge model, and a `CloudError`: `CloudRejected` if the API starts the answer over.
         """
         self.require_edge(tokenizer)
         self.submit(self._probe(), PROBE_SECONDS).result()
@@ -116,9 +116,9 @@ class TextCloud(ApiCloud):
         return self.vocabulary_check
 
     async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
-        """Send a request and return the reply; `client` is the sender, a session.
+        """Send a request and return the reply; `client` names the session and the consult.
 
-        Raises a `CloudError`, also if the API serves another model once the reply is here.
+        Raises a `CloudError`, also if the API's model was replaced by another meanwhile.
         """
         try:
             await self._recheck()
