@@ -83,9 +83,9 @@ class Dialect:
             return kind.tokenized(reply) == tokenizer.encode(text)
 
     def vocabulary_matches(self) -> bool:
-        """Return whether the server and `tokenizer` have as many ids, and tokenize alike.
+        """Return whether server and `tokenizer` have the same number of ids, and tokenize alike.
 
-        `PROBES` are the test strings. A server that does not tell its number of ids may have any.
+        The strings `PROBES` are compared. A server that does not tell its number may have any.
         """
         same = self.described.size in (None, self.tokenizer.size)
         return same and all(map(self.reads_alike, PROBES))
