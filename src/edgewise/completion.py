@@ -99,14 +99,14 @@ class Verified(msgspec.Struct, frozen=True, array_like=True):
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The cloud's answer to a consult: tokens that it wrote, or verdicts on draft tokens.
 
-    `logprobs` (nats) and `top` (the candidates) have one item for each of `ids`. `stopped`: the
-    cloud ended the answer. `verified` has a verdict for each draft token that was to be verified. A
-    cloud that `reads_passages` gives none: `stand` says how many draft tokens it accepts, from the
-    first on, and `ids` replace the rest.
+    `logprobs` (nats) and `top` (the candidates, may be empty) have one item for each of `ids`.
+    `stopped`: the cloud ended the answer. `verified` has a verdict for each draft token that was to
+    be verified. A cloud that verifies whole passages of text gives none: `stand` says how many
+    draft tokens it accepts, from the first on, and `ids` replace the rest.
 
     `cached` and `computed` count prompt tokens by the engine's usage report, None without one;
     `prompt` is all that it bills, cached or not; `engine_seconds` is the time it reports. `written`
-    is how many tokens the cloud wrote in a vocabulary of its own, None where they are `ids`.
+    is how many output tokens it counts, in its own vocabulary; None: as many as `ids`.
     """
 
     ids: tuple[int, ...]
@@ -123,7 +123,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def billed(self) -> int:
-        """The number of tokens that the cloud wrote, counted in its own vocabulary."""
+        """The number of output tokens that the engine counts, in its own vocabulary."""
         return len(self.ids) if self.written is None else self.written
 
     def validate(

@@ -68,8 +68,9 @@ class Restored(NamedTuple):
     """A reply of the cloud model as `text`, with private words in place of their placeholders.
 
     `whole` are the places in `text` where placeholders stood, as (start, end) in characters: each
-    is to be kept or dropped as a whole. `left` says why `text` lacks the end of the reply: that may
-    be an incomplete placeholder ("open"), or begins with one that stands for no word ("unknown").
+    is to be kept or dropped as a whole. `left` is None if `text` covers the whole reply. Otherwise
+    it says what follows in the reply: a placeholder that is incomplete so far ("open"), or one that
+    cannot be replaced ("unknown").
     """
 
     text: str
@@ -104,21 +105,24 @@ class FilteredContext(Protocol):
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
         """Return what the cloud may see of `written`, the answer so far.
 
-        `begun` is the same answer, but includes markers of tool calls that are control tokens;
-        `written` does not. None: there are none. Raises `Blocked` if the answer may not be sent.
-        The error's `open` is True if only its end may be private: it could be the beginning of a
-        private word.
+        `begun` is the answer with those markers of tool calls that are control tokens; `written`
+        lacks them. None: the answer has no such markers. Raises `Blocked` if `written` may not be
+        sent. The error's `open` is True if the only reason is the end of `written`, which could be
+        the beginning of a private word.
         """
         ...
 
 
 class ContextFilter(Protocol):
-    """Hides private words from a cloud model. `name` says which, for users. Thread-safe."""
+    """Hides private words from a cloud model. Thread-safe.
+
+    `name` says what it hides, in words for users, such as "redacted: email, iban=local".
+    """
 
     name: str
 
     def local_only(self, before: Context) -> bool:
-        """Whether `before`, the text before an answer, holds a word that must never be sent."""
+        """Whether the text `before` an answer may be sent only to clouds that the user trusts."""
         ...
 
     def of(self, before: Context) -> FilteredContext:
@@ -145,7 +149,11 @@ WORDS = "words"
 
 
 class Redaction(NamedTuple):
-    """The setting `redact`: a `Treatment` by class of private words, and the user's own `words`."""
+    """The setting `redact`: which private words to hide, and how.
+
+    `treatments` maps the classes of these words, such as "email", to a `Treatment` each. `words`
+    are those that the user lists.
+    """
 
     treatments: Mapping[str, Treatment]
     words: tuple[str, ...] = ()
@@ -200,7 +208,10 @@ def _item(one: str) -> dict[str, Treatment]:
 
 
 def words_of(files: Sequence[str]) -> tuple[str, ...]:
-    """Read the private words in these files, one a line. Raises `UsageError` if one is invalid."""
+    """Return the private words in these files (one a line) without repeats.
+
+    Raises `UsageError` if a file cannot be read, or has too many words or an unusable one.
+    """
     lines = list[str]()
     for name in files:
         content = file_bytes(from_home(name), f"The word list {name!r}", most=8 * MOST * LONGEST)
@@ -233,7 +244,7 @@ _NO_LETTER = re.compile(r"[\W_]+")
 
 
 def letters(text: str) -> str:
-    """Return the letters and digits of a text, in lower case and without accents.
+    """Return a text's letters and digits as one string, in lower case and without accents.
 
     For any two texts, `letters(a + b)` equals `letters(a) + letters(b)`.
     """

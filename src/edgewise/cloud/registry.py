@@ -1,7 +1,7 @@
 """Cloud engines by name: servers that take ids, APIs that take text, and Edgewise's gateway.
 
-Packages may add others. An engine is detected by its `owner`: the `owned_by` that a server gives
-its models in `/v1/models`.
+The gateway is Edgewise's own server in front of such servers. Packages may add engines. An engine
+is detected by its `owner`: the `owned_by` that a server gives its models in `/v1/models`.
 """
 
 import asyncio
@@ -135,15 +135,16 @@ def engine_by_ids(
 
 
 def owners() -> dict[str, str]:
-    """Return the names of the engines that can be detected, by the `owned_by` that each reports."""
+    """Return the engines that `engine_at` detects: a dict from their `owned_by` to their names."""
     return {entry_of(name).owner: name for name in (*BY_IDS, GATEWAY, "edgewise")}
 
 
 async def engine_at(url: str, *, key: str | None = None, model: str | None = None) -> str:
     """Detect the engine or the gateway at `url`, and return its name in `ENGINES`.
 
-    The server's list of models tells, by the `owned_by` of `model` or else of another model. Raises
-    `UnknownEngine` if none is known, another `CloudError` if no list comes.
+    It is detected by the server's list of models: the `owned_by` of `model` or, if that is not
+    known, the first one that is. Raises `UnknownEngine` if none is known or the reply is no such
+    list, and other `CloudError`s.
     """
     lister = Endpoint(url, key=key)
     known = owners()

@@ -56,7 +56,7 @@ class DailyTotal:
             ) from error
 
     def add(self, day: str, currency: str, cost: Decimal, most: Decimal | None = None) -> bool:
-        """Add `cost` to a day's sum, unless that would exceed `most`; return whether it was added.
+        """Add `cost` to a day's sum unless that then exceeds `most`; return whether it was added.
 
         If the file cannot be used nothing is added, and this is logged once.
         """

@@ -46,7 +46,7 @@ class Limits(NamedTuple):
 
 
 class CostReport(NamedTuple):
-    """What was billed for a number of answers, and what the cloud alone would have billed."""
+    """The tokens `billed` for some `answers`, and the cost had the cloud `alone` written them."""
 
     billed: BilledTokens = NOTHING
     alone: Decimal = Decimal(0)
@@ -85,7 +85,7 @@ class Billing:
         self.forget()
 
     def savings(self) -> AnswerCost:
-        """Return the costs of all answers so far, and what they saved over the cloud alone."""
+        """Return what all ended answers since `forget` cost, and saved over the cloud alone."""
         return self.sums.shown(self.price)
 
     def add(self, report: CostReport) -> None:
@@ -97,12 +97,12 @@ class Billing:
             )
 
     def remember(self, ids: Sequence[int]) -> None:
-        """Remember the token ids that a provider was sent in an answer."""
+        """Remember the ids that a provider was sent in an answer, for `REMEMBERED` answers."""
         with self._lock:
             self._sent.append(np.asarray(ids, np.int32))
 
     def sent_before(self, ids: Sequence[int]) -> int:
-        """Return how many leading `ids` an earlier answer sent: the provider may cache these."""
+        """Return how many leading `ids` a remembered answer sent: the provider may cache these."""
         wanted, most = np.asarray(ids, np.int32), 0
         with self._lock:
             earlier = list(self._sent)
@@ -113,7 +113,7 @@ class Billing:
         return most
 
     def forget(self) -> None:
-        """Start new sums; limits and the day's total stay."""
+        """Start new sums of costs; limits, remembered ids and the day's total stay."""
         with self._lock:
             self.sums = CostReport(answers=0)
 
@@ -142,7 +142,7 @@ class CloudTokens:
 
     @property
     def question(self) -> int:
-        """Tokens of the instructions to a cloud that `reads_passages`; 0 for any other cloud."""
+        """Number of tokens in the instructions to a cloud that verifies whole passages; else 0."""
         return round(self.asks * self._ratio)
 
     @cached_property
@@ -157,8 +157,8 @@ class CloudTokens:
     def measured(self, tokens: int, written: int, position: int) -> None:
         """Correct the estimated counts by the usage report of a request.
 
-        It bills `tokens` prompt tokens for `position` ids, those of the prompt and the answer so
-        far; `written` of these tokens are the answer's.
+        The request was about `position` ids, those of the prompt and the answer so far. The report
+        counts `tokens` prompt tokens for them, of which about `written` are the answer's.
         """
         if not self.shared:
             self._ratio = tokens / max(1, position + self.asks)
@@ -213,7 +213,7 @@ class _Call(NamedTuple):
 
 
 class AnswerCosts:
-    """The costs of one answer, used by one thread; `limited` says whether any limit holds."""
+    """The costs of one answer, used by one thread; `limited` says whether any limit is set."""
 
     def __init__(
         self,
@@ -250,10 +250,11 @@ class AnswerCosts:
         self._limits = self._limits._replace(alone=False)
 
     def admits(self, ids: Sequence[int], n: int, verify: int = 0) -> int:
-        """Return how many HTTP requests a consult for `n` tokens after `ids` may take; 0: none.
+        """Return how many HTTP requests the limits allow for a consult; 0: do not send it.
 
-        A consult may need several, and repeat them if the connection breaks. The last `verify` of
-        `ids` are draft tokens, which may be rejected.
+        The consult is for `n` tokens after `ids`, of which the last `verify` are draft tokens. It
+        may need several requests, and repeat them if the connection breaks. With a limit for the
+        day, the most that they may cost is added to the day's total now.
         """
         self._settle()
         spent = self._price.of(self._billed())

@@ -1,4 +1,4 @@
-"""A provider's price list. Money is counted in decimals, exactly, with at most six places."""
+"""A provider's price list. Prices have at most six decimals; costs are exact, as `Decimal`s."""
 
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -46,9 +46,10 @@ NOTHING = BilledTokens()
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prices in money per million tokens: uncached prompt, cached prompt, output.
 
-    `cached_from`: the provider caches recent prompts of at least so many tokens (None: unknown). A
-    request should then find all but so many tokens of the last prompt cached. This must not be less
-    than a block of that cache. Creating a `Price` raises `UsageError` for an invalid one.
+    `cached_from`: the provider caches recent prompts of at least so many tokens (None: unknown).
+    Each request is then expected to find the previous prompt cached, but for so many tokens at its
+    end: give at least the size of a block of the provider's cache. Creating a `Price` raises
+    `UsageError` for an invalid one.
     """
 
     input: Decimal
@@ -81,7 +82,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def price_of(given: str) -> Price:
-    """Return the price that a setting gives: IN,CACHED,OUT, or a TOML file. Raises `UsageError`."""
+    """Parse the setting `price`: "IN,CACHED,OUT", or a TOML file's path. Raises `UsageError`."""
     parts = given.split(",")
     try:
         numbers = [Decimal(part.strip()) for part in parts]

@@ -324,8 +324,8 @@ class EdgeModel(Protocol):
     """Loaded weights, which any number of sessions share.
 
     An engine may omit the members that have a default value here. A class that opens model folders
-    also has `claims(ModelFiles)`, which returns a `Claim` if it opens a folder of these files, else
-    None, and `reads` (see `files_read`).
+    also has `reads` (see `files_read`) and `claims(ModelFiles)`, which returns a `Claim`, "own" or
+    "shared", if it opens a folder of these files, else None.
     """
 
     name: str
@@ -361,7 +361,7 @@ class EdgeModel(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Return a hash that differs for other weights, and for another quantisation of these."""
+        """Return a hash as hexadecimal digits; other weights or quantisations have another one."""
         ...
 
     def close(self) -> None:

@@ -122,9 +122,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def digest_of(files: Sequence[Path]) -> str:
-    """Return a SHA-256 over each file's name, length and 64 evenly spaced blocks of 64 KiB.
+    """Return a SHA-256 (hexadecimal) over the names, lengths and parts of the contents of `files`.
 
-    These blocks are enough to tell weights apart: training changes every block.
+    Of each file 64 evenly spaced blocks of 64 KiB are read. They are enough to tell weights apart,
+    since training changes every block. The order of `files` matters.
     """
     digest = hashlib.sha256()
     for path in files:
@@ -135,7 +136,7 @@ def digest_of(files: Sequence[Path]) -> str:
 
 
 def fingerprint_of(path: Path) -> str:
-    """Return a SHA-256 over a file's length and blocks (see `digest_of`), to tell models apart."""
+    """Return a SHA-256 (hexadecimal) over a file's length and blocks, as in `digest_of`."""
     digest = hashlib.sha256(str(path.stat().st_size).encode())
     for block in _sampled_blocks(path):
         digest.update(block)

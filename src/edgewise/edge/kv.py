@@ -142,12 +142,12 @@ class Slots:
             self.sessions += 1
 
     def take(self, ids: Sequence[int]) -> SequenceCache:
-        """Return a cache for a session that begins with `ids`.
+        """Choose a free cache for a session that begins with `ids`; return it, no longer free.
 
-        Prefers a cache of the same conversation, then an empty one, then one that would keep more
-        than half of its ids, then the least recently used. Conversations begin alike (a BOS, a
-        template's head, a system prompt): a few common ids are no reason to drop the cache of
-        another conversation.
+        Prefers a cache of the same conversation (it keeps 16 or more ids for each id of its prompt
+        that it drops), then an empty one, then one that keeps more than half of the ids in it,
+        then the least recently used. Conversations begin alike (a BOS, a template's head, a system
+        prompt): a few common ids are no reason to drop the cache of another conversation.
         """
         with self.lock:
             self.check_open()
@@ -161,7 +161,10 @@ class Slots:
             return self._free.pop(max(same or empty or gains, key=kept.__getitem__, default=0))
 
     def give_back(self, cache: SequenceCache | None) -> None:
-        """End a session and free its `cache`; None if the session never took one."""
+        """End a session and free its `cache`; None if the session never took one.
+
+        Without `keep_prefixes` the cache is cleared, too.
+        """
         with self.lock:
             self.sessions -= 1
             if cache is None or self.closed:
@@ -185,7 +188,7 @@ class Slots:
 
 
 class KvSession(EdgeSession):
-    """An `EdgeSession` over a `SequenceCache`, which it takes from `Slots` when it is opened."""
+    """An `EdgeSession` over a `SequenceCache`, which the first `open` takes from `Slots`."""
 
     def __init__(self, model: EdgeModel, slots: Slots, needs: Needs, top: int) -> None:
         """Reserve a slot. `needs` and `top` are described at `EdgeModel.session`.
@@ -321,7 +324,10 @@ class KvSession(EdgeSession):
         return made
 
     def before(self, run: Run) -> None:
-        """Make the checkpoint requested for `run.start`, if any. Raises `UsageError` if closed."""
+        """Prepare `run`, just before the engine computes it. Raises `UsageError` if closed.
+
+        It makes a checkpoint if `checkpoint` was called for the position `run.start`.
+        """
         self._check_open()
         if run.start in self._wanted:
             run.cache.checkpoint(lasting=run.start < run.cache.prompt)

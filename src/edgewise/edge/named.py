@@ -31,8 +31,9 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 def engine_at(address: str) -> str:
     """Return the name of the edge engine for the model at `address` (see `edgewise.addresses`).
 
-    It is "server" for a URL and "llamacpp" for a GGUF; other files are claimed by an engine. Raises
-    `AddressError` if no engine reads the files there, `UsageError` if several claim them.
+    It is "server" for a URL and "llamacpp" for a GGUF. For other files it is the engine that claims
+    them (see `EdgeModel`), as "own" rather than as "shared". Raises `AddressError` if none does,
+    `UsageError` if several have the same claim.
     """
     if is_url(with_scheme(address)):
         return SERVER
@@ -71,7 +72,8 @@ def _unclaimed(address: str, names: Sequence[str]) -> AddressError:
 def files_read(engine: str) -> tuple[str, ...]:
     """Return the name endings of the files that an engine reads in a model's folder.
 
-    They are the attribute `reads` of the engine's class; empty if it has none.
+    They are the attribute `reads` of the engine's class, such as (".safetensors", ".json"); empty
+    if it has none.
     """
     return getattr(EDGES.load(engine), "reads", ())
 

@@ -199,5 +199,8 @@ def rows_of(logits: Floats, hidden: Floats | None) -> list[KvRow]:
 
 
 def alike(left: Floats, right: Floats) -> bool:
-    """Return whether two rows of logits are equal but for rounding; False if they hold NaN."""
+    """Return whether two rows of logits are equal but for rounding; False if they hold NaN.
+
+    No logit may differ by more than 5% of the largest absolute value in `left`.
+    """
     return bool(np.abs(left - right).max() <= _CLOSE * np.abs(left).max())

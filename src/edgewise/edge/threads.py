@@ -17,8 +17,8 @@ _SLOW = 0.5  # A core of less than so much of the fastest one's capacity is one 
 def default_threads(system: Path = SYSTEM) -> int:
     """Return the default number of threads: the cores that this process may use, at least 1.
 
-    Of two hyperthreads of a core one counts. Efficiency cores do not count, nor does what exceeds
-    a container's CPU limit. `system` is where Linux mounts sysfs.
+    Of two hyperthreads of a core one counts. On Linux and macOS efficiency cores do not count, nor
+    on Linux what exceeds a container's CPU limit. `system` is where Linux mounts sysfs.
     """
     if sys.platform == "darwin":
         return _performance_cores() or os.cpu_count() or 1

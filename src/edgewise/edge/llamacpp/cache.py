@@ -23,7 +23,7 @@ _PARTIAL = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, what cannot be cut
 class LlamaContext:
     """A llama.cpp context (`handle`), which this object frees, and the batch for its next decode.
 
-    `decodes` counts decodes: the rows of one are valid until the next. `recurrent`: some layers
+    `decodes` counts decodes; the outputs of one are valid until the next. `recurrent`: some layers
     hold only the state after the last id, so rollbacks need checkpoints, copies of that state.
     `room` is the most bytes of one sequence's checkpoints. `idle` are buffers of dropped
     checkpoints, used for new ones: a copy into fresh memory takes many times as long.
@@ -136,7 +136,7 @@ class _View:
 
 
 class LlamaSequence(SequenceCache):
-    """The cache of one llama.cpp sequence. Its rows are views, valid until the next decode."""
+    """The cache of one llama.cpp sequence. `run` returns views, valid until the next decode."""
 
     spacing = 4
 

@@ -79,19 +79,19 @@ def package() -> str:
 
 
 def build() -> str:
-    """Return the name and version of the package whose llama.cpp is used. Raises `UsageError`."""
+    """Return "NAME VERSION" of the package whose llama.cpp is used. Raises `UsageError`."""
     name = package()
     return f"{name} {_version(name)}"
 
 
 def how_to_compile() -> str:
-    """Return a hint for users: the command that compiles llama.cpp for this processor."""
+    """Return a hint for users: "COMMAND compiles one for this machine" (one: a llama.cpp)."""
     command = f"{_WITHOUT_AMX} {_COMPILE}" if "amx_tile" in processor() else _COMPILE
     return f"{command} compiles one for this machine"
 
 
 def processor() -> frozenset[str]:
-    """Return the processor's instruction sets, as Linux names them; empty on other systems."""
+    """Return the processor's instruction sets by Linux's names ("avx2"); empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -281,11 +281,11 @@ int llama_vocab_n_tokens ptr
 
 
 def load_library(path: Path, *, backends: bool = False) -> SimpleNamespace:
-    """Load the library at `path`; return its functions by name, with structs and constants.
+    """Load the library at `path`; return its functions, structs and constants as attributes.
 
     With `backends`, the code that computes is in separate libraries in the same folder; the best
     one that this processor can run is loaded. Raises `OSError` if the library cannot be loaded,
-    `UsageError` if it lacks a function, or if this processor can run none of the `backends`.
+    `UsageError` if it lacks one of the functions, or if this processor can run no backend.
     """
     library = ctypes.CDLL(str(path))
     calls: dict[str, Any] = {}

@@ -78,7 +78,7 @@ class SharedSlots(Slots):
         _passes().rest(self, session)
 
     def share(self) -> list[_Queued]:
-        """Remove the runs of the next pass from the queue `line`, and return them.
+        """Remove the runs of the next pass from the queue `line`; return them by sequence number.
 
         A piece of a prompt is a pass of its own; if other sessions wait for steps, pieces and steps
         take turns. They are not mixed, since a piece needs no logits, and llama.cpp computes the

@@ -83,7 +83,10 @@ class Dialect:
             return kind.tokenized(reply) == tokenizer.encode(text)
 
     def vocabulary_matches(self) -> bool:
-        """Return whether the server and `tokenizer` agree on the number of ids and on `PROBES`."""
+        """Return whether server and `tokenizer` have the same number of ids, and tokenize alike.
+
+        The strings `PROBES` are compared. A server that does not tell its number may have any.
+        """
         same = self.described.size in (None, self.tokenizer.size)
         return same and all(map(self.reads_alike, PROBES))
 
@@ -112,7 +115,8 @@ class Dialect:
 
         `top` is the number of candidates (likeliest ids) for each. The stream ends early at a token
         without candidates from the server. Closing the generator cancels the request. `seed` is a
-        number of the session, by which some servers list what they run (see `overrun`).
+        random number of the session. It is sent along and changes no token; in the list of slots
+        of some servers it tells which slot is the session's (see `overrun`).
         """
         if self.kind.chunk is not None:
             yield from self._in_chunks(ids, tokens, top, self.kind.chunk)

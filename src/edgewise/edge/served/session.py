@@ -1,4 +1,4 @@
-"""`ServedSession`: an answer's stream from a server, whose prefix cache serves rollbacks.
+"""`ServedSession`: an answer's stream from a server, whose prefix cache makes rollbacks cheap.
 
 The server is asked to go on from all ids, and streams its own greedy tokens with candidates for
 each. As long as the answer takes these tokens, a step is the next line of the stream. When it takes
@@ -72,7 +72,10 @@ class TopStep(Step):
         return known - self._rest * (self._other + float(logprobs[-1])) / 2
 
     def top(self, k: int) -> tuple[Ids, Floats]:
-        """Return k ids with logprobs, best first; other ids fill up what the server told."""
+        """Return the k likeliest ids and their logprobs, best first.
+
+        If the server told fewer, other ids follow, all with the same estimated logprob.
+        """
         missing = min(k, self.size) - len(self._ids)
         if missing <= 0:
             return self._ids[:k], self._logprobs[:k]
@@ -134,7 +137,7 @@ class ServedSession(EdgeSession):
         self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
-        """Make `ids` the sequence; return how many leading ones were already sent or streamed.
+        """Make `ids` the sequence; return how many leading ones the server should have cached.
 
         Raises `UsageError` also for `ids` that `Dialect.prompt` cannot send as text.
         """
