@@ -8,7 +8,7 @@
     |   +-- VocabularyMismatch   two models that do not share a vocabulary
     |   +-- RouterMismatch       a router made for another edge model
     +-- EdgeError                the server that runs the edge model does not answer
-    +-- StaleStepError           a view into the engine read after its next decode (a bug)
+    +-- StaleStepError           a part of an edge step was read that is gone (a bug)
     +-- CloudError               the cloud model did not answer a consult
         +-- CloudUnavailable     no connection, or the engine is down
         +-- CloudTimeout         no answer before the deadline
@@ -104,14 +104,18 @@ class EdgeError(EdgewiseError):
 
 
 class StaleStepError(EdgewiseError):
-    """A view into the engine's memory was read after the engine's next decode."""
+    """A part of a `Step` (the edge model's prediction) was read that it lacks, or has no longer.
+
+    The next decode overwrites the parts that the session was not opened to keep (see `Needs`).
+    """
 
 
 class CloudError(EdgewiseError):
     """The cloud model did not answer a consult (one request to the cloud model).
 
-    `reason` is the name of the failure; it becomes the `Token.reason` of the token that the edge
-    model then writes. `declined` is True if the engine itself replied, with an error.
+    `reason` is the failure's name, such as "timeout" (see `Fault`); it becomes the `Token.reason`
+    of the token that the edge model then writes. `declined` is True if the engine itself replied,
+    with an error.
     """
 
     reason: ClassVar[Fault] = "unavailable"
@@ -178,6 +182,9 @@ class Blocked(CloudRejected):
 
 
 class CloudProtocolError(CloudError):
-    """The reply was not what the engine promises."""
+    """The reply was not what the engine promises, for instance more tokens than were asked for.
+
+    In a gateway, also: a message of a device that breaks the protocol.
+    """
 
     reason = "protocol"

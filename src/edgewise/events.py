@@ -46,8 +46,9 @@ class Candidate(msgspec.Struct, frozen=True):
 class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     """A token of the answer. It is final: nothing streamed as a `Token` is ever taken back.
 
-    `index` counts tokens of the answer from 0; `source` is the model that wrote this one. `text`
-    can be shown now; it is empty while a character is incomplete or a stop string may be forming.
+    `index` counts tokens of the answer from 0; `source` is the model that wrote this one. `reason`
+    says why that one (see `Reason`), or names the failure of a request to the cloud (see `Fault`).
+    `text` can be shown now; it is empty in the middle of a character or a possible stop string.
 
     Where a router decides, the cloud is asked if `score`, the router's score of this position,
     reaches `threshold`; `score` is None for later tokens of a consult (a request to the cloud
@@ -82,13 +83,14 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
 class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
     """A finished consult: one request to the cloud model in the middle of an answer.
 
-    `index` is the answer's token for which the cloud was asked. `requested` is the number of tokens
+    `index` is the answer's token for which the cloud was asked. `outcome` is "answered" or the name
+    of the failure, such as "timeout"; `message` then says why. `requested` is the number of tokens
     asked for (words, if the vocabularies differ), `answered` the number that came back. `verified`
     is how many draft tokens, from `index` on, the cloud was to verify. The request sent `sent_ids`
     token ids to `host`, in bodies of `sent_bytes` bytes; a model in this process is sent nothing.
     `cached` and `computed` count prompt tokens by the engine's usage report, None without one;
     `engine_seconds` is the time that the engine reports. `request_id` names the consult in the logs
-    of gateway and engine. If the consult failed, `message` says why.
+    of gateway and engine.
     """
 
     index: int
@@ -122,9 +124,9 @@ class Pending(msgspec.Struct, frozen=True, tag="pending"):
 class RolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
     """A report that draft tokens were dropped, since the answer goes on differently or has ended.
 
-    `tokens` counts those of them that were reported as `Pending`. `index` is the answer's token
-    that was written at that point; they stood in its place or behind it. `consults` counts the
-    requests to the cloud about these drafts that were dropped as well.
+    `index` is the index of the last `Token`. `tokens` counts the dropped drafts that had been
+    reported as `Pending`: these had the same index or a higher one. `consults` counts the requests
+    to the cloud about the drafts, which were dropped as well.
     """
 
     index: int
@@ -151,8 +153,8 @@ class TierUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one of several clouds in an answer; `cloud` is the cloud's host, else its name.
 
     `wanted` counts how often this cloud was to be asked, for tokens or to verify a block of drafts;
-    `calls` those of these requests that its budget and link allowed; `failed` the ones that failed;
-    `wrote` its tokens in the answer.
+    `calls` how often it was (its budget, costs, privacy or a lost link can forbid it), not counting
+    dropped requests; `failed` how many of `calls` failed; `wrote` its tokens in the answer.
     """
 
     cloud: str
@@ -166,10 +168,10 @@ class TierUsage(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerCost(msgspec.Struct, frozen=True, kw_only=True):
     """What the cloud cost by a price list, and what the cloud model alone would have cost.
 
-    `paid` is for `input_tokens` and `cached_tokens` of prompts and for `output_tokens`, by the
-    provider's usage reports, failed consults included. `alone` is the cost of the answer had the
-    cloud written all of it; `saved` is `alone` less `paid` and may be negative. `estimated` says
-    that the reports left something out.
+    Costs are in `currency`. `paid` is for the `input_tokens` (not cached) and `cached_tokens` of
+    prompts and for `output_tokens`, by the provider's usage reports, failed consults included.
+    `alone` is the cost of the answer had the cloud written all of it; `saved` is `alone` less
+    `paid` and may be negative. `estimated`: some figures are estimates, as a report was missing.
     """
 
     paid: float
@@ -198,8 +200,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     `tiers` are the clouds, nearest first, where there are several.
 
     `verified_tokens` counts the edge's tokens that the cloud verified and accepted. `lowest_ratio`
-    is the lowest `Token.ratio` among them, and `lowest_at` that token's index. `review` says
-    whether the cloud judged single tokens or whole passages, None where it verified nothing.
+    is the lowest `Token.ratio` among them, and `lowest_at` that token's index. `review` is
+    "tokens" if the cloud was to judge each token, "passages" if whole passages, else None.
     `escalated` says that the cloud was asked to write all of the answer, `repeats` that the answer
     was cut since it went round in circles, and `edge_error` why the cloud went on without the edge
     model, None if it did not.
@@ -245,7 +247,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 class Finished(msgspec.Struct, frozen=True, tag="finished", kw_only=True):
     """The last event of an answer. `text` is what was still held back; it is usually empty.
 
-    `stop` is the stop string that ended the answer, None if none did.
+    `finish_reason` is "stop" after an end token or a stop string (`stop`, else None), and "length"
+    if `max_tokens` or the context was reached or the answer repeated itself.
     """
 
     text: str

@@ -35,7 +35,7 @@ def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
 
 @once
 def fingerprint(tokenizer: Tokenizer) -> str:
-    """Return a SHA-256 that is equal for equal vocabularies, apart from padding.
+    """Return a SHA-256 (hex) that is equal for equal vocabularies, apart from padding.
 
     It covers the bytes of every used id, and the ids of some test strings (`PROBES`): these ids
     differ if the merges or the pre-tokenizer differ. Ids without bytes are padding and left out,
@@ -69,9 +69,9 @@ def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
 def ids_of_text(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int] | None:
     """Return ids that continue the ids `before` with exactly the bytes of `text`, or None.
 
-    These ways are tried until one gives exactly these bytes: to tokenize `text` behind the last
-    text of `before`, whose ids must stay the same; alone; behind a newline, where SentencePiece
-    adds no space; byte by byte. None if the vocabulary lacks a byte.
+    These ways are tried until one gives exactly these bytes: to tokenize `text` behind the text of
+    the last 32 ids of `before`, if these stay the same; alone; behind a newline, where
+    SentencePiece adds no space; byte by byte. None if a byte has no id of its own.
     """
     data = text.encode()
     tail = list(before[-_CONTEXT:])
@@ -101,10 +101,10 @@ def longest_piece(tokenizer: Tokenizer) -> int:
 def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
     """Raise `ContextOverflow` for texts that together are clearly too long for `context` ids.
 
-    A character has at least one byte, and no id stands for more bytes than the vocabulary's longest
-    piece, so the number of characters alone may prove it. Otherwise the texts are tokenized in
-    chunks, up to twice `context` ids: the cuts change a few ids, so fewer prove nothing. Up to
-    `CHUNK` characters in all are not checked.
+    No id stands for more bytes than the vocabulary's longest piece, so the number of characters
+    alone may prove it. Otherwise the texts are tokenized in chunks, and the error is raised once
+    there are twice `context` ids; from `context` on it could be due to the cuts between chunks.
+    Texts of up to `CHUNK` characters in all are not checked.
     """
     if (characters := sum(map(len, texts))) <= CHUNK:
         return
@@ -120,7 +120,7 @@ def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) ->
 
 
 def overflow(tokens: str, context: int) -> ContextOverflow:
-    """Return the error for a prompt that does not fit; `tokens` is its length, or "at least N"."""
+    """Return the error for a prompt that is too long; `tokens` is a text like "at least 9000"."""
     return ContextOverflow(
         f"The prompt has {tokens} tokens and the context holds {context}", hint="shorten it"
     )

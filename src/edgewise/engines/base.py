@@ -41,7 +41,7 @@ class Client(msgspec.Struct, frozen=True):
     must not learn each other's prompts from a shared engine. At an engine that has a cache salt,
     only requests with the same `salt` share a prefix cache. `sent` counts the ids and bytes that
     travel. `request_id` names the consult in the engine's log. `end` is the deadline, in seconds of
-    the monotonic clock: until then a busy engine may be asked again. With None it is not.
+    the monotonic clock: until then a busy engine may be asked again; with None it never is.
     """
 
     session: str = ""
@@ -57,7 +57,11 @@ class Client(msgspec.Struct, frozen=True):
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers with request and session id, as Ray Serve, vLLM and SGLang read them."""
+        """HTTP headers with request and session id, as Ray Serve, vLLM and SGLang read them.
+
+        `X-Request-Id` is the request's id, `X-Session-Id` and `X-SMG-Routing-Key` the session's. An
+        empty id has no header.
+        """
         named = {REQUEST_ID: self.request_id} if self.request_id else {}
         if not self.session:
             return named
@@ -82,10 +86,10 @@ class Engine(ABC):
     """A server of a large model. All methods run in one event loop.
 
     After `probe`, `vocabulary` holds the engine's ids of the test strings
-    `edgewise.edge.base.PROBES` (None if it does not tokenize), `described` what it reports of its
-    model, and `salted` whether it can keep the prefix caches of tenants (API keys of a gateway)
-    apart. `watched` holds ids and the text that the engine must go on decoding them to (see
-    `unchanged`); it is None until a comparison of vocabularies sets it. `connected` is called
+    `edgewise.edge.base.PROBES` (None if it does not tokenize), `described` the name and vocabulary
+    size of its model, and `salted` whether it can keep the prefix caches of tenants (API keys of a
+    gateway) apart. `watched` holds ids and the text that the engine must go on decoding them to
+    (see `unchanged`); it is None until a comparison of vocabularies sets it. `connected` is called
     whenever a connection to a remote engine is opened.
     """
 
@@ -119,10 +123,11 @@ class Engine(ABC):
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """Return how likely each of the last `count` ids is to the model, as `Completion.verified`.
+        """Return a completion with a `Verified` for each of the last `count` ids, and no tokens.
 
-        The completion has no tokens. `Verified.id` is the model's likeliest id, even if `sampling`
-        has a temperature; a model in this process draws an id instead. Raises a `CloudError`.
+        `logprob` is that of the given id, and `id` the one that the model finds likeliest there.
+        Only a model in this process draws `id` instead, if `sampling` has a temperature. Raises a
+        `CloudError`.
         """
         raise CloudRejected(f"The engine at {self.url!r} cannot verify tokens.")
 
@@ -143,7 +148,7 @@ class Engine(ABC):
         """Return the ids of `text` without special tokens; None if the engine does not tokenize."""
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
-        """Return the text of `ids` with visible control tokens; None if the engine cannot.
+        """Return the text of `ids`, control tokens written out; None if the engine cannot.
 
         Raises a `CloudError`.
         """
@@ -201,8 +206,8 @@ class Engine(ABC):
     def compare_strings(self, tokenizer: Tokenizer) -> str:
         """Check that the strings in `PROBES` have the same ids at the engine and in `tokenizer`.
 
-        Returns a clause that says so. Raises `VocabularyMismatch` if they differ, or the engine
-        does not tokenize.
+        Returns a text for messages: "5 strings have the same ids at the engine". Raises
+        `VocabularyMismatch` if they differ, or the engine does not tokenize.
         """
         if self.vocabulary is None:
             raise VocabularyMismatch(
@@ -252,10 +257,10 @@ def nobody() -> None:
 
 
 def drawn(sampling: Sampling, position: int) -> Mapping[str, Any]:
-    """Return a request's sampling fields, under the names that most servers have for them.
+    """Return a request's sampling fields: temperature, top_k, top_p, min_p and seed.
 
-    `position` is the number of ids (or of characters) before the next token. The seed depends on it
-    and on `sampling.seed`.
+    A greedy request has only a temperature, 0. The seed depends on `sampling.seed` and `position`,
+    the number of ids (or of characters) before the next token.
     """
     if sampling.greedy:
         return GREEDY

@@ -38,7 +38,7 @@ def checked_address(url: str) -> str:
 
 
 def require_keyless(url: str, role: str = "cloud") -> None:
-    """Raise `UsageError` for an address with a user or password, which the error does not show.
+    """Raise `UsageError` for an address that is invalid, or has a user or password (not shown).
 
     `role` is whose address it is, for the error: "cloud" or "edge".
     """
@@ -71,11 +71,11 @@ def unreachable(url: str, error: Exception) -> CloudUnavailable:
 
 
 def proxy_of(url: str) -> tuple[str, str | None]:
-    """Return the environment variable that names a proxy for `url`, and the proxy if it is used.
+    """Return the environment variable that names a proxy for `url`, and the proxy's address.
 
-    The variable is "" if there is none, and for this machine and the hosts in NO_PROXY. The proxy
-    is None for `http`: a proxy could read everything, so none is used. Raises `UsageError` for
-    `https` with an unusable proxy: it must not be bypassed unasked.
+    The variable is "" if there is none, if `url` is on this machine, or for a host in NO_PROXY. The
+    address is None then, and for every `http` URL: a proxy could read everything, so none is used.
+    Raises `UsageError` for `https` with an unusable proxy: it must not be bypassed unasked.
     """
     parts, known = urlsplit(url), getproxies_environment()
     host, kind = parts.hostname or "", parts.scheme if parts.scheme in known else "all"

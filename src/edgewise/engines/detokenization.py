@@ -1,8 +1,8 @@
 """Compares all ids of a vocabulary with those of an engine that detokenizes.
 
-One `/detokenize` request covers many ids, in a shuffled order. A letter separates those without
-plain text from others. So an engine with other ids returns another text. Control tokens are
-compared first, since the generations of a model family differ in them.
+One `/detokenize` request covers many ids, in a shuffled order, so an engine with other ids returns
+another text. Ids without plain text have a letter's id beside them, which separates their text from
+other text. Control tokens are compared first, as the generations of a model family differ in them.
 """
 
 import asyncio
@@ -39,9 +39,9 @@ _TIDIED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 class Detokenization:
     """The text that an engine should return for every id of a tokenizer.
 
-    `nothing` are the ids without text (padding). `control` are the control tokens and then
-    `nothing`, which are compared first; `words` are all other ids, shuffled. `ends` are the texts
-    of end tokens.
+    `nothing` is the set of ids without text (padding), `control` a list of the control tokens and
+    then of `nothing`, which are compared first; `words` lists all other ids, shuffled. `ends` is
+    the set of the end tokens' texts.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -66,7 +66,8 @@ class Detokenization:
     def request(self, tokens: Sequence[int]) -> tuple[list[int], str]:
         """Return ids to detokenize, and the text that they should give.
 
-        The ids are `tokens`, with a letter's id beside each token that has no plain text.
+        The ids are that of a letter and `tokens`, with the letter again beside each token that has
+        no plain text.
         """
         letter = self._letter
         ids = [letter]
@@ -87,8 +88,8 @@ class Detokenization:
 async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
     """Compare all ids with the engine's; return the result as the end of a sentence.
 
-    An example is "; all 49,152 ids stand for the same". If the engine does not detokenize, or needs
-    longer than `COMPARE_SECONDS`, the text says so, and how many ids were compared. Raises
+    An example is "; all 49,152 ids stand for the same". If the engine does not detokenize, declines
+    or needs longer than `COMPARE_SECONDS`, the text says so, and how many ids were compared. Raises
     `VocabularyMismatch`, or a `CloudError` if the engine cannot be reached.
     """
     texts = detokenization_of(tokenizer)

@@ -70,10 +70,7 @@ _SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?", re.ASCII)
 
 @contextmanager
 def reading(url: str) -> Generator[None]:
-    """Turn a `Fault` (a reply that cannot be used) inside the block into an error that names `url`.
-
-    The error is a `CloudError`.
-    """
+    """Context manager that turns a `Fault` (an unusable reply) into a `CloudError` naming `url`."""
     try:
         yield
     except Fault as fault:
@@ -87,8 +84,8 @@ class Endpoint:
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         """Check `url` without connecting. Raises `UsageError` if it is not an address.
 
-        `key` is sent as a bearer token. `model` names one of several served models. `listed` will
-        hold the names of all served models, once they were requested.
+        `key` is sent as a bearer token. `model` names one of several served models. A
+        `TextEngine` sets `listed` to the names of all served models when it requests them.
         """
         self.url, self.model = checked_address(url), model
         self.listed: list[str] = []
@@ -106,9 +103,9 @@ class Endpoint:
     ) -> bytes:
         """Send a request and return the reply's body. Raises a `CloudError`.
 
-        If an overloaded server names a delay, and the deadline of `client` is later, it is asked
-        once more after the delay. `billable` says whether the provider bills the request;
-        `client.sent` counts those apart.
+        If an overloaded server names a delay, and the deadline of `client` is later, a request with
+        a body is sent once more after the delay. `billable` says whether the provider bills the
+        request; only then `client.sent.requests` counts it.
         """
         if request.body is None:
             return await self._twice(_Sending("GET", request))
@@ -122,7 +119,7 @@ class Endpoint:
         return await self._twice(sending)
 
     def reading(self) -> AbstractContextManager[None]:
-        """Turn a `Fault` (a reply that cannot be used) inside the block into a `CloudError`."""
+        """Return a context manager that turns a `Fault` (an unusable reply) into a `CloudError`."""
         return reading(self.url)
 
     async def _twice(self, sending: "_Sending") -> bytes:
@@ -266,7 +263,7 @@ class HttpEngine(Endpoint, Engine):
             return self.server.detokenized(reply)
 
     async def named(self) -> str | None:
-        """Return the model's name to send in tokenize and detokenize requests, or None."""
+        """Return the model's name for tokenize and detokenize requests; if None, they have none."""
         return await self.model_name()
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
@@ -298,9 +295,9 @@ class HttpEngine(Endpoint, Engine):
         """Return the model's name and vocabulary size; both are None where models cannot be listed.
 
         Raises `CloudRejected` if the named model is not served, or is a LoRA adapter and the engine
-        would answer with its base model instead. Raises another `CloudError` if the engine cannot
-        be reached, its list is empty, or it has none though a model is named or requests must name
-        one.
+        would answer with its base model instead. Raises a `CloudError` if the engine cannot be
+        reached or lists no model; also where models cannot be listed, if one is named here or
+        requests have to name one.
         """
         try:
             served = await served_model(self)
@@ -382,7 +379,7 @@ def not_served(
 ) -> CloudRejected:
     """Return the error for a `model` that is not among the served models' `names`.
 
-    `status` is what the server said, if it said anything; the message ends with it.
+    `status` is the server's own reason as text, if it gave one; the message ends with it.
     """
     listed = f"name one that it serves: {shown(names, str(model))}" if names else "name another"
     return CloudRejected(
@@ -397,7 +394,10 @@ def model_named(models: Sequence[ListedModel], model: str | None) -> ListedModel
 
 
 def shown(names: Sequence[str], like: str = "") -> str:
-    """Return some of many names as text for a message, with those first that resemble `like`."""
+    """Return up to 8 of `names` as text for a message; those that resemble `like` come first.
+
+    An example is "'qwen3', 'smollm2' and 5 more".
+    """
     close = difflib.get_close_matches(like, names[:_MOST_COMPARED], _MOST_SHOWN, cutoff=0.5)
     some = list(dict.fromkeys([*close, *names]))[:_MOST_SHOWN]
     listed = ", ".join(repr(name[:LONGEST_NAME]) for name in some)
@@ -451,7 +451,10 @@ def not_now(
 
 
 def bounded(request_id: str | None) -> str | None:
-    """Return a request id that is safe to show in a log or a terminal: short, printable ASCII."""
+    """Return a request id's first 64 characters, made safe to show in a log or a terminal.
+
+    What is not printable ASCII becomes "?". None if there is no id.
+    """
     if not request_id:
         return None
     return "".join(c if c.isascii() and c.isprintable() else "?" for c in request_id)[

@@ -136,7 +136,7 @@ class TextEngine(Endpoint):
         return served.described if served else Described(self.model)
 
     async def model_name(self) -> str:
-        """Return the model that requests name. Raises a `CloudError` if several could be meant."""
+        """Return the model's name: the one given, else `describe`'s. Raises a `CloudError`."""
         if self.model is None:
             self.model = (await self.describe()).model
         assert self.model is not None
@@ -279,9 +279,10 @@ class TextEngine(Endpoint):
 
 
 def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return `messages` in the form that chat APIs take; `url` is the API's address, for errors.
+    """Return `messages` as dicts with "role" and "content", for chat APIs.
 
-    Raises `CloudRejected` if there is no message, or if the last one is an assistant's.
+    Raises `CloudRejected` if there is no message, or if the last one is an assistant's; the error
+    names `url`, the API's address.
     """
     if not messages:
         raise CloudRejected(f"There is no message to send to {url!r}.")

@@ -80,7 +80,7 @@ class Gateway:
         origins: Sequence[str] = (),
         page: Page | None = None,
     ) -> Starlette:
-        """Return the ASGI application. When it ends, it closes the fleet, the limits and the page.
+        """Return the ASGI application; when it shuts down, it closes engines, key limits and page.
 
         `hosts` are the allowed values of the header Host. Web pages may send requests only if they
         come from the gateway itself or from one of `origins`. `page` is served at /page/.

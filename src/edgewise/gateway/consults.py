@@ -52,9 +52,9 @@ class SessionPrefix(NamedTuple):
 class KeyedConsults:
     """Runs the consults and prefetches of all connections within the limits of their keys.
 
-    A `Connection` sends the replies. Cached and computed prompt tokens and the engine's time are
-    reported only if every engine separates caches by a salt, or if there are no keys (then all
-    devices are one tenant): they would reveal what other keys asked.
+    A `Connection` sends the replies. The numbers of cached and computed prompt tokens and the
+    engine's time can reveal what other keys asked. So they are reported only if every engine
+    separates caches by a salt, or if there are no keys (then all devices are one tenant).
     """
 
     def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:

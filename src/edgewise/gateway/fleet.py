@@ -137,7 +137,7 @@ class Replica:
     async def check_health(self) -> BaseException | None:
         """Check that the engine is ready and still has the accepted vocabulary; log any change.
 
-        Returns what the engine raised, even a cancellation; None if all is well.
+        Returns the exception that the check raised, even a cancellation; None if all is well.
         """
         problem: BaseException | None = None
         try:

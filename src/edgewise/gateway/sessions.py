@@ -13,8 +13,8 @@ class Session:
     """The token ids of one device's conversation, in `ledger`.
 
     `name` is secret: who knows it can resume the session. `key` is the name of the device's key,
-    `salt` keeps its prefix cache apart at the engine. Consults hold `turn`, so they run one after
-    the other. `left` is when the device last disconnected, or the session began (monotonic clock).
+    `salt` keeps its prefix cache apart at the engine. A consult holds the lock `turn`, so they run
+    one by one. `left` is when the device last disconnected, or the session began (monotonic clock).
     """
 
     def __init__(self, key: str) -> None:
@@ -78,7 +78,7 @@ class Sessions:
         """Replace the session's ids from index `position` on by `ids`; return a copy of them all.
 
         Returns None if ids before `position` are missing, or if `check` is not the checksum of all
-        ids; then the session's ids are dropped, and the device must send them from 0.
+        ids (see `Ledger`). Then the session's ids are dropped; the device must send them from 0.
         """
         ledger, before = session.ledger, len(session.ledger)
         held = ledger.put(position, ids) and ledger.checksum == check

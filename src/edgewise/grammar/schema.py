@@ -1,10 +1,11 @@
-"""JSON schemas as they go into grammars: limited in size; objects have only keys that they name.
+"""Prepares JSON schemas for grammars: limits their work and, where possible, forbids unnamed keys.
 
-If `allOf`, `$ref`, `anyOf` or `oneOf` stand beside each other or beside other keywords, llguidance
-expands them, refs included; and it matches a text that has several patterns by the product of their
-automata. Both can take minutes and gigabytes, and not always while compiling: thirty patterns of
-one key compile in a millisecond, but to find the tokens that may begin the key's value then takes
-for ever, and llguidance's limit per step does not help. So the work is estimated here beforehand.
+Two things can take llguidance minutes and gigabytes. If `allOf`, `$ref`, `anyOf` or `oneOf` stand
+beside each other or beside other keywords, it expands all combinations, refs included. If one text
+must match several patterns, it builds the product of their automata. Some of that happens only
+after compiling: thirty patterns of one key compile in a millisecond, but to find the tokens that
+may begin the key's value then takes for ever, and llguidance's limit per step does not help. So
+the work is estimated here beforehand.
 """
 
 import math
@@ -78,9 +79,9 @@ _ANY = "*"
 class SchemaBudget:
     """The work that a set of schemas, such as those of a request's tools, may still take.
 
-    `values` (subschemas and values), `states` (the sum of all `multipleOf`) and `characters` (of
-    JSON text) count down from `MAX_VALUES`, `MAX_MULTIPLE` and `MAX_SCHEMA`. `unheld` collects the
-    keywords that were ignored in lenient schemas.
+    The schemas may have up to `values` more subschemas, `multipleOf` that add up to `states`, and
+    `characters` of JSON text. The three begin at `MAX_VALUES`, `MAX_MULTIPLE` and `MAX_SCHEMA`.
+    `unheld` collects the keywords that were ignored in lenient schemas.
     """
 
     def __init__(self) -> None:

@@ -19,9 +19,9 @@ class HubAddress(NamedTuple):
 
 
 def is_plain(name: str) -> bool:
-    """Return whether a relative path stays below its folder: it has no `..`, drive or backslash.
+    """Return whether a path stays below its folder: relative, without `..`, colon or backslash.
 
-    False also for a name that is too long, or has unprintable characters.
+    False also for more than 1000 characters, or 255 between slashes, or unprintable ones.
     """
     parts = name.split("/")
     return (
@@ -49,7 +49,7 @@ def first_of(name: str) -> str:
 def models_among(names: Iterable[str]) -> list[str]:
     """Return those of `names` that are GGUF models, sorted; of a split model its first file.
 
-    Files of the kinds mmproj and imatrix are GGUFs, but no models.
+    Names with mmproj or imatrix in them are left out: such GGUFs are no models.
     """
     ggufs = sorted(n for n in names if is_gguf(n) and not _NOT_A_MODEL.search(n))
     return [name for name in ggufs if (part := _PART.search(name)) is None or int(part[1]) == 1]

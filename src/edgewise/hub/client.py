@@ -129,7 +129,7 @@ class Repository:
 
 
 def cached_repositories() -> list[DiskModel]:
-    """Return the model repositories in the hub's cache, sorted by name."""
+    """Return the model repositories in the hub's cache that have a revision, sorted by name."""
     try:
         kept = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
     except (CacheNotFound, ValueError):  # a file has the folder's name

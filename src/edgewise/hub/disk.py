@@ -47,7 +47,10 @@ class DiskModel(NamedTuple):
 
 
 def disk_models() -> list[DiskModel]:
-    """Return all GGUFs that Ollama, LM Studio and llama.cpp keep, sorted by program, address."""
+    """Return the GGUF models that Ollama, LM Studio and llama.cpp keep, by program and address.
+
+    Ollama's models with an adapter or several files are left out.
+    """
     found = [
         DiskModel("Ollama", f"ollama:{name}", _size(path), path)
         for name, (path, lacks) in _ollama()
@@ -62,9 +65,10 @@ def disk_models() -> list[DiskModel]:
 
 
 def vocabulary_of(path: Path) -> str | None:
-    """Return a SHA-256 of a GGUF's vocabulary, without padding; None if there is none.
+    """Return a SHA-256 (hex) of a GGUF's tokens, without padding at their end; None without tokens.
 
-    `path` is a GGUF, or a repository's folder in the hub's cache, whose first GGUF is read.
+    `path` is a GGUF, or a repository's folder in the hub's cache, whose first GGUF is read. The
+    hash is not that of `edgewise.edge.vocabulary.fingerprint`.
     """
     if path.is_dir():
         ggufs = models_among(str(path) for path in _files(path, "snapshots/*/*.gguf"))
