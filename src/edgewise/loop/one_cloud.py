@@ -199,8 +199,8 @@ class CloudConsults:
     def inside_word(self, token: int) -> bool:
         """Whether the answer is inside a word or block of reasoning, where this cloud is not asked.
 
-        `token` is what the edge would write next. Always False for a cloud that may be
-        asked anywhere (its `boundaries` are None).
+        `token` is what the edge would write next. Always False for a cloud that may be asked
+        anywhere (its `boundaries` are None).
         """
         boundaries, prompt = self.tier.cloud.boundaries, self._rules.prompt
         if boundaries is None:

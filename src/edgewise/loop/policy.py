@@ -137,7 +137,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.on_cloud_error == "raise" or self.verify == "exact"
 
     def may_ask(self, budget: Budget) -> bool:
-        """Whether the cloud may be asked: not at a `cloud_share` of 0 or once the cap is spent."""
+        """Whether the cloud may be asked: `cloud_share` is not 0, `max_cloud_tokens` not spent."""
         return self.asks and self._room(budget) > 0
 
     def may_ask_for_draft(self, budget: Budget, ask: int, wasted: int) -> bool:
