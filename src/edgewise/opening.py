@@ -98,13 +98,13 @@ def _named_by(setting: str) -> Generator[None]:
 
 
 def edge_engine(settings: Settings) -> str:
-    """Return the name of the edge engine: as set, or by the files at the edge model's address."""
+    """Return the edge engine's name: as set, else "server" for a URL, else by the model's files."""
     named = settings.edge_engine
     return engine_at(settings.edge) if named == "auto" else EDGES.spelled(named)
 
 
 def cloud_address(settings: Settings) -> str:
-    """Return the first cloud's address, "none" without one; for a hosted model the API's URL."""
+    """Return the first cloud's address (its API's URL if it is hosted), or "none" without one."""
     if settings.cloud is not None:
         first = each(settings.cloud)[0]
         return first if (known := hosted(first)) is None else known[0]
@@ -112,7 +112,7 @@ def cloud_address(settings: Settings) -> str:
 
 
 def nearest_cloud(settings: Settings) -> str:
-    """Return a name for the first cloud of the settings: its address and its `cloud_model`."""
+    """Return "ADDRESS MODEL" of the first cloud: its tuned thresholds are stored under this key."""
     return f"{cloud_address(settings)} {each_cloud(settings)[0].cloud_model or ''}"
 
 
@@ -207,7 +207,7 @@ def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:
-    """Return the name under which thresholds for the last of these `clouds` are stored."""
+    """Return the clouds' `identity()`, joined by commas: the key of the last one's thresholds."""
     return ",".join(cloud.identity() for cloud in clouds)
 
 
@@ -259,7 +259,7 @@ def open_cloud(
 
 
 def context_filter(settings: Settings) -> ContextFilter | None:
-    """Return the filter that redacts what a cloud is sent; None without. Raises `UsageError`."""
+    """Return the filter by `redact` of what a cloud is sent; None if unset. Raises `UsageError`."""
     return filter_of(settings.redact)
 
 
@@ -339,7 +339,7 @@ def _against_verifying(
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
-    """Return the router and, for a checkpoint, its card, checked to fit the edge model."""
+    """Return the router, checked to fit the edge model, and its checkpoint's card, or None."""
     settings = replace(settings, router=chosen_router(settings, edge))
     folder = router_folder(settings)
     if folder is None:
@@ -361,7 +361,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
 
 def chosen_router(settings: Settings, edge: EdgeModel) -> str:
-    """Return the router's name: as set, else one packaged for this edge model, else "max-prob"."""
+    """Return the router as set, else the name or path of one packaged for the edge, or max-prob."""
     if settings.router not in (None, AUTO):
         return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
@@ -383,11 +383,11 @@ def known_router(edge: EdgeModel) -> Path | None:
 def starts_of(
     settings: Settings, router: Router, card: RouterCard | None, edge: EdgeModel
 ) -> Mapping[str, float]:
-    """Return the router's initial thresholds by cloud share (as text, "0.05").
+    """Return the router's initial thresholds, by cloud share as text ("0.05").
 
-    The key `KEEP` has that of `edgewise tune --keep`. They were tuned for this pair, are in `card`,
-    or are measured on the edge's own texts. Empty if the settings fix the threshold, name no cloud,
-    set a share of 0 or 1, or set `verify` to "on" or "exact".
+    They are those tuned for this pair (at `KEEP` the one of `edgewise tune --keep`), else those in
+    `card`, else measured on the edge's own answers. Empty if the settings fix the threshold, name
+    no cloud, set a share of 0 or 1, or set `verify` to "on" or "exact".
     """
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
     if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
@@ -400,7 +400,7 @@ def starts_of(
 
 
 def router_identity(settings: Settings) -> str:
-    """Return a digest that identifies the router that the settings name."""
+    """Return a SHA-256, in hex, of the set router's code and its checkpoint, or else its name."""
     folder = router_folder(settings)
     if folder is None:
         return identity_named(str(settings.router))
@@ -454,7 +454,7 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
 
 
 def make_billing(settings: Settings) -> Billing | None:
-    """Return the settings' price and limits as a `Billing`; None without. Raises `UsageError`."""
+    """Return the settings' price and limits; None if no price is set. Raises `UsageError`."""
     if settings.price is None:
         for name in ("max_cost", "max_cost_day"):
             if getattr(settings, name) is not None:
@@ -487,7 +487,7 @@ def _options(settings: Settings, slots: int, keep_prefixes: bool) -> EdgeOptions
 
 
 def sampling_of(settings: Settings, options: Mapping[str, object] | None = None) -> Sampling:
-    """Return the settings' sampling, changed by an answer's `options`. Raises `UsageError`."""
+    """Return the settings' sampling; `options` replace its fields by name. Raises `UsageError`."""
     named = {
         "temperature": settings.temperature or 0.0,
         "top_p": settings.top_p,

@@ -72,9 +72,9 @@ def known_file(name: str) -> Path:
 def like(known: KnownModel, models: Sequence[DiskModel]) -> Iterator[tuple[Path, bool]]:
     """Yield files on this disk that have the size of `known`, and so may be that model.
 
-    With each path comes True if the file is named after the model's hash (the program that named it
-    has checked the hash), else False. The other places searched are the Python package that
-    contains the model, if there is one, and `models` (see `disk_models`).
+    First come, with True, files of Ollama and the hub's cache that are named after the model's
+    SHA-256, which these programs have checked. Then come, with False, the file in the Python
+    package that contains the model, if there is one, and files of `models` (from `disk_models`).
     """
     # Programs that name a file after its hash have checked it.
     for path in blobs_named(known.sha256):

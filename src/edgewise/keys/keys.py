@@ -45,7 +45,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     devices that are connected at once. At a server the same three limit requests, the token ids of
     prompts and answers, and the answers that wait or are being written. `tokens_per_day` bounds the
     tokens that the cloud model writes in a day of UTC; only a gateway accepts a key with this
-    limit. `created` is a day (2026-01-31); the key is invalid from `expires` on.
+    limit. `created` is a day as text (2026-01-31). The key is invalid from the time `expires` on.
     """
 
     name: str

@@ -75,11 +75,11 @@ class LimitStore(ABC):
 
 
 class Bucket:
-    """A token bucket (a rate limiter) that fills from empty to full in `burst` seconds.
+    """A token bucket: a rate limiter for units such as requests or ids, at a rate given per call.
 
-    The rate is given with each call. `take` may lower the level below zero, at most to -`debt`; the
-    rest is forgiven. The bucket's state is one number, the time at which it will be full (the
-    generic cell rate algorithm).
+    The full bucket holds the units of `burst` seconds, at least one. `take` may lower the level
+    below zero, to -`debt` units at most; the rest is forgiven. The bucket's state is one number,
+    the time at which it will be full (the generic cell rate algorithm).
     """
 
     def __init__(self, burst: float, debt: float = 0.0) -> None:
@@ -87,9 +87,9 @@ class Bucket:
         self._full_at = 0.0
 
     def wait(self, rate: float, now: float) -> float:
-        """Return the seconds until the bucket holds one, at `rate` a second (0: no limit).
+        """Return the seconds until the bucket holds one unit, if it fills by `rate` a second.
 
-        `now` is the time in seconds of any clock that is used for all calls.
+        A `rate` of 0 means no limit. `now` is the time, in seconds, of one clock for all calls.
         """
         if not rate:
             return 0.0
@@ -97,7 +97,7 @@ class Bucket:
         return seconds if seconds > ROUNDING else 0.0
 
     def take(self, amount: float, rate: float, now: float) -> None:
-        """Take `amount` out, even if the level falls below zero; `rate` is that of `wait`."""
+        """Take `amount` units out, even below zero; `rate` and `now` are those of `wait`."""
         if rate:
             longest = max(self._burst, 1 / rate) + self._debt / rate
             self._full_at = min(max(self._full_at, now) + amount / rate, now + longest)
@@ -120,7 +120,8 @@ class Spent:
     """What a consult used: `tokens` written, and prompt ids that the engine `computed`.
 
     The block of `KeyLimits.spending` fills it in, and sets `asked` when the request goes to an
-    engine. If that request is then cancelled or times out, all the tokens asked for are charged.
+    engine. If that request is then cancelled or times out, all the tokens asked for are charged: as
+    ids if the key has a limit of ids, else as tokens written.
     """
 
     tokens: int = 0
@@ -206,9 +207,9 @@ class KeyLimits:
                 raise OverLimit("unavailable", message, wait)
 
     async def may_prefetch(self, key: Key, ids: int) -> bool:
-        """Charge `key` for the `ids` (a number) of a prefetch; return whether its limits allow it.
+        """Charge `key` for the `ids` (a number) of a prefetch; return whether it may be made.
 
-        The ids are charged in either case.
+        A prefetch lets the engine read a prompt early. The ids are charged in either case.
         """
         with suppress(OverLimit):
             self.admit(key, ids)

@@ -152,10 +152,10 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Handle a peer's closing of its sending side; return whether to keep the connection.
 
-        Without TLS it is kept until a complete request is answered. A peer that has left altogether
-        looks the same until something is sent, so `_probe` sends interim responses. HTTP/1.0 has
-        none, and its proxies close in this way when their client has left. So a connection with
-        HTTP/1.0 is kept only if the answer has begun.
+        Without TLS it is kept while a complete request is being answered. Only sending shows if the
+        peer has left altogether: until the answer begins, interim responses (100 Continue) are
+        sent, the second of which fails then. HTTP/1.0 has no such responses, and proxies that speak
+        it close like this when their client has left: it is kept only if the answer has begun.
         """
         whole = self._answering and self.conn.their_state is not h11.SEND_BODY
         begun = whole and (self.cycle.response_started or self.scope["http_version"] != "1.0")
@@ -190,7 +190,7 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
 
 
 class WebSocketProtocol(_Counted, WebSocketsSansIOProtocol):  # type: ignore[misc]
-    """uvicorn's WebSocket protocol with the limits of `connections`."""
+    """uvicorn's WebSocket protocol with the limits of `Connections`."""
 
     _upgraded = False
 

@@ -25,9 +25,10 @@ _EVENTS = frozenset({"refused", "ended"})
 class FloodFilter(logging.Filter):
     """A logging filter that passes at most `BURST` lines of one kind in `WINDOW_SECONDS`.
 
-    Two lines are of one kind if they report the same event of a gateway, or if they come from one
-    logger and begin with the same 20 characters. Lines that no client can cause always pass. The
-    first line of the next window has an attribute `left_out`: how many were dropped.
+    One kind is each of a gateway's events "refused" and "ended". Lines from another package, from
+    "edgewise.listening" and `OTHERS` are of one kind if logger and first 20 characters are equal.
+    All other lines pass. The first line of a kind after a window has an attribute `left_out`: how
+    many were dropped in it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

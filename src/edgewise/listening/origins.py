@@ -107,7 +107,10 @@ def _name(host: str) -> str:
 
 
 def require_host(host: str) -> str:
-    """Return `host` as a Host header spells it. Raises `UsageError` for an invalid name."""
+    """Return `host` in lower case and without a final dot, an IPv6 address in its short form.
+
+    Raises `UsageError` if it is neither a name nor an address; no port or brackets are allowed.
+    """
     named = host.lower().removesuffix(".")
     if address := _address(named):
         return address
@@ -118,9 +121,10 @@ def require_host(host: str) -> str:
 
 
 def require_origin(origin: str, *, setting: str = "cors_origin") -> str:
-    """Return `origin` as browsers spell it, such as https://my.page; `ANY` as it is.
+    """Return `origin` as browsers spell it: https://my.page, in lower case, without a default port.
 
-    Raises `UsageError`, which names `setting`, if no web page can have such an origin.
+    "*", for any origin, is returned as it is. Raises `UsageError`, which names `setting`, if
+    `origin` is not a scheme, a host and perhaps a port.
     """
     if origin == ANY:
         return origin

@@ -1,8 +1,8 @@
-"""The clouds of an answer, nearest first; the next is asked where one is unsure, wrong, or fails.
+"""The clouds of an answer, nearest first; the next is asked if one fails or is unsure of its reply.
 
-Which clouds are asked is decided when the answer takes a reply, one token after the other, and
-never for draft tokens. So it does not depend on when replies arrive. Each cloud has a threshold, a
-share of the output tokens, a circuit breaker and a record of what it was sent.
+Whether the next one is asked is decided for each position of the answer in turn, never for draft
+tokens. So it does not depend on when replies arrive. Each cloud has a threshold, a share of the
+output tokens, a circuit breaker and a record of what it was sent.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Clouds:
 
     @property
     def requested(self) -> int:
-        """How many tokens the last request asked for."""
+        """How many tokens the last finished request had asked for."""
         return self._over[-1][1].ask
 
     @property
@@ -67,10 +67,10 @@ class Clouds:
     def ask(self, n: int, token: int | None) -> int | Refusal:
         """Ask the first cloud of the list that may be asked now for `n` tokens.
 
-        Its circuit breaker, the cost limits and privacy rules may refuse. A cloud with another
-        vocabulary is asked only where `token`, the one that the edge would write here, begins a
-        word; None, without an edge, skips that check. Returns how many tokens were requested, or
-        why none were.
+        Its circuit breaker, the cost limits and privacy rules may refuse. A cloud after the nearest
+        that has another vocabulary is asked only where `token`, the one that the edge would write
+        here, begins a word; None, without an edge, skips that check. Returns how many tokens were
+        requested, or why none were.
         """
         self._n, self._token, self._best = n, token, None
         self._over.clear()
@@ -80,7 +80,7 @@ class Clouds:
     def outcome(self, flight: Flight, index: int) -> tuple[Completion | CloudError, Consult]:
         """Wait for the nearest cloud's verification of a block that begins at token `index`.
 
-        Returns the verdicts, or the error, and the event that reports the request.
+        Returns a pair: the verdicts or the error, and the event that reports the request.
         """
         nearest = self._clouds[0]
         nearest.counts.wanted += 1
@@ -95,9 +95,10 @@ class Clouds:
         return outcome, event
 
     def due(self) -> bool:
-        """Return whether no reply is awaited any more; wait for one that comes soon.
+        """Return whether no reply is awaited any more; wait, briefly, for one that comes soon.
 
-        `Latency.patience` says how long. If a reply is unsure or an error, the next cloud is asked.
+        `Latency.patience` says how long. If a reply is an error, or its cloud is unsure of it, the
+        next cloud is asked.
         """
         while self._flying is not None:
             if not self._flying[0].due(self._flying[1]):

@@ -20,8 +20,8 @@ class CloudCounts:
     whose outcome the answer did not wait for. `brought` counts the tokens that the cloud returned,
     and those of requests that were dropped or timed out. `unused` counts the part of `brought` from
     requests that were dropped or overruled (another cloud's completion was taken). `cached` and
-    `computed` count prompt tokens by its usage reports, None once a report left one out; `written`
-    counts the tokens it wrote, in its own vocabulary.
+    `computed` count prompt tokens by its usage reports, None once a report lacked that count;
+    `written` counts the tokens it wrote, in its own vocabulary.
     """
 
     def __init__(self, sent: SentAnswer) -> None:

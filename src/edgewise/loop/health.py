@@ -31,7 +31,7 @@ class Breaker:
         return self._until is not None
 
     def allow(self) -> Literal["yes", "probe", ""]:
-        """Return "yes" if a request may go now, "probe" if it may as the probe, "" if none may."""
+        """Return "yes" if a request may go now, "probe" if only this one may, as a test, or ""."""
         with self._lock:
             if self._until is None:
                 return "yes"
@@ -47,16 +47,16 @@ class Breaker:
             self._until, self._probing = None, False
 
     def probe_cancelled(self) -> None:
-        """Record that the allowed probe was not sent after all, or says nothing about the link."""
+        """Let another request test the link: the probe was not sent, or says nothing of it."""
         with self._lock:
             self._probing = False
 
     def failed(self, *, silent: bool = False, probe: bool = False) -> None:
         """Record that a request failed; `silent` if the answer waited for it until its deadline.
 
-        The third failure in a row opens the breaker. So does a single silent one, the worst that a
-        user sees; then a probe may go at once. If the failed request was the `probe`, the pause
-        doubles. Other failures do not double it: their requests were sent before the probe.
+        The third failure in a row opens the breaker, which pauses requests. So does a single silent
+        one, the worst that a user sees; then the first pause is 0. If the failed request was the
+        `probe`, sent to test the link after a pause, the next pause is twice as long.
         """
         with self._lock:
             self._failures += 1
@@ -138,10 +138,11 @@ class Latency:
     def patience(self, elapsed: float, *, first: bool) -> float:
         """Return how many seconds to wait for a reply before the edge drafts another token.
 
-        The request is `elapsed` seconds old, and the answer's `first` or not. The result is 0
-        unless the reply is due about now. With r seconds to go, a draft step of s seconds gains r
-        if the draft is accepted and loses s - r if it is rejected. With a share d of drafts
-        rejected, the step pays if r > d s. A reply overdue by d s or more is not waited for.
+        The request is `elapsed` seconds old, and the answer's `first` or not; its reply is expected
+        after the median latency. If that is in r seconds, a draft step of s seconds saves r if the
+        draft is accepted and costs s - r if it is rejected. It pays if r exceeds a margin: s times
+        the share of drafts rejected. Then, and once the reply is late by the margin, the result is
+        0; else it is the time until the reply would be so late.
         """
         median = self.quantile(0.5, first=first)
         if median is None or self.step is None:

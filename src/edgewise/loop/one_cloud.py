@@ -48,9 +48,9 @@ class Flight(msgspec.Struct, eq=False):
     """A request in flight to a cloud, for the `ask` tokens that follow `position` token ids.
 
     These ids are the prompt, the answer so far and perhaps draft tokens; the cloud verifies the
-    last `verify` of them. `sent` counts what left for the request. `sent_at` and `landed_at` (when
-    the reply came) are `time.monotonic()` values, `deadline` is in seconds from `sent_at`; `first`
-    is set if this cloud had completed nothing in the answer before.
+    last `verify` of them. `sent` counts the ids and bytes that left for it. `sent_at` and
+    `landed_at` (when the reply came) are `time.monotonic()` values, `deadline` is in seconds from
+    `sent_at`; `first` is set if this cloud had completed nothing in the answer before.
     """
 
     position: int
@@ -93,15 +93,19 @@ class Tier:
         self.shared = SharedBudget(TIER_CREDIT)
 
     def may_see(self, prompt: Prompt) -> bool:
-        """Whether an answer to `prompt` may be sent to this cloud."""
+        """Whether the cloud may be sent anything of `prompt`: it is trusted, or `prompt` not local.
+
+        A prompt is local if it is marked so, or holds a word that `redact` keeps on the device.
+        """
         return self.trusted or not (prompt.local_only or self.cloud.local_only(prompt))
 
 
 class CloudConsults:
     """One answer's requests to one cloud. The answer's thread owns it; replies come in any thread.
 
-    `waited` seconds were spent waiting for completions, `charged` tokens were asked for. If
-    `ignores_breaker` is set, an open circuit breaker refuses nothing.
+    `waited` seconds were spent waiting for replies. `charged` counts the tokens asked for, except
+    in requests that failed before their deadline. If `ignores_breaker` is set, an open circuit
+    breaker refuses nothing.
     """
 
     def __init__(
@@ -167,7 +171,7 @@ class CloudConsults:
     def verify(self, ids: Sequence[int], count: int, n: int = 0) -> Flight | Refusal:
         """Ask the cloud to verify the last `count` of `ids`, which are draft tokens.
 
-        With `n` above 0 the cloud is asked to write up to `n` tokens in their place instead.
+        With `n` above 0 the cloud does not verify them, but writes up to `n` tokens in their place.
         Returns the request, or the reason why nothing was sent.
         """
         flight = self._flight(ids, n, count)
@@ -184,7 +188,7 @@ class CloudConsults:
 
     @property
     def alternates(self) -> bool:
-        """Whether the edge drafts nothing while the cloud verifies a block of single tokens.
+        """Whether the edge drafts nothing while the cloud verifies a block token by token.
 
         True for a model in this process, which needs the same processor cores. Also true where
         costs are limited: what rejected drafts cost depends on the link, and would change the
@@ -195,7 +199,8 @@ class CloudConsults:
     def inside_word(self, token: int) -> bool:
         """Whether the answer is inside a word or block of reasoning, where this cloud is not asked.
 
-        `token` is what the edge would write next. Always False for a cloud without `boundaries`.
+        `token` is what the edge would write next. Always False for a cloud that may be asked
+        anywhere (its `boundaries` are None).
         """
         boundaries, prompt = self.tier.cloud.boundaries, self._rules.prompt
         if boundaries is None:

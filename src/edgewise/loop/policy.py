@@ -58,9 +58,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """How much the cloud may still write; changes with every token of an answer (part of `State`).
 
     `bucket` is the level of the answer's token bucket: the tokens that the cloud may write now, or
-    a debt if it is below 0. `reserve` is the rest of the bucket that all answers share
-    (`SharedBudget`), held by other answers or by none. `charged` counts the tokens that count
-    against the answer's cap.
+    a debt if it is below 0. `reserve` counts the other tokens of the bucket that all answers share
+    (`SharedBudget`): the answer cannot spend them, but they move its threshold. `charged` counts
+    the tokens that count against the answer's cap, `Policy.max_cloud_tokens`.
     """
 
     bucket: float = INITIAL_BUCKET
@@ -99,9 +99,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     With `verify` no router is asked: the cloud reads every token of the edge's. It replaces a token
     that is too unlikely to it, compared with its own likeliest (`ratio_now`); the bucket's level
-    moves this limit. An empty bucket does not end the verification of single tokens within an
-    answer. "exact" replaces every token that is not the cloud's own choice. Creating a policy
-    raises `UsageError` for a value out of range.
+    moves this limit. "exact" replaces every token that is not the cloud's own choice. Creating a
+    policy raises `UsageError` for a value out of range.
     """
 
     threshold: float = 0.5
@@ -138,7 +137,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.on_cloud_error == "raise" or self.verify == "exact"
 
     def may_ask(self, budget: Budget) -> bool:
-        """Whether the answer may ask the cloud: not at a share of 0 or once its cap is spent."""
+        """Whether the cloud may be asked: `cloud_share` is not 0, `max_cloud_tokens` not spent."""
         return self.asks and self._room(budget) > 0
 
     def may_ask_for_draft(self, budget: Budget, ask: int, wasted: int) -> bool:
@@ -158,12 +157,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.verify != "off" and self.asks and self.cloud_share != 1
 
     def refuses(self, budget: Budget, *, first: bool, passages: bool = False) -> Reason | None:
-        """Return why the cloud may correct nothing from here on; None where it may.
+        """Return why the cloud may not verify what follows ("cap" or "budget"); None if it may.
 
-        `first` says that the answer begins here. It is not verified at all if the bucket's debt is
-        so large that `ratio_now` would have to fall below `LEAST_RATIO`. Later in an answer no debt
-        ends the verification of single tokens. With `passages` the cloud replaces whole sentences:
-        under a cloud share it may replace none while the bucket holds less than one token.
+        It may not once `max_cloud_tokens` are spent. `first`: the answer begins here. Then it is
+        not verified at all if the bucket is so low that `ratio_now` would be below `LEAST_RATIO`.
+        Later no debt ends the verification of tokens. With `passages` the cloud judges sentences
+        instead: under a share below 1 it may only while the bucket holds at least one token.
         """
         if self.max_cloud_tokens is not None and self._room(budget) < 1:
             return "cap"
@@ -240,11 +239,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Return how many seconds a request sent now may take.
 
         That is `deadline` if it is set. Else it is four times the recent median latency, doubled
-        for every timeout in a row as TCP backs off, from `SHORTEST_DEADLINE` to `LONGEST_DEADLINE`.
-        Before the `first` reply of an answer the cloud reads the whole prompt of `prompt` ids. Such
-        a request gets twice the time that so many ids took before, doubled likewise, at most
-        `LONGEST_READING`, if that is longer than the deadline above. With `requires_cloud` each
-        request gets the longer of `LONGEST_DEADLINE` and that reading time.
+        for every timeout in a row as TCP backs off, from `SHORTEST_DEADLINE` to `LONGEST_DEADLINE`
+        (which also holds before latencies are known). Until the `first` reply of an answer the
+        cloud may have to read the whole prompt of `prompt` ids. So the result is at least the
+        reading time: twice what so many ids took before, doubled likewise, `LONGEST_READING` at
+        most. With `requires_cloud` it is always the longer of `LONGEST_DEADLINE` and this time.
         """
         if self.deadline is not None:
             return self.deadline
@@ -258,11 +257,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return max(patience, min(prompt * token * back_off, LONGEST_READING))
 
     def fit_to_cap(self, budget: Budget, tokens: int) -> int:
-        """Return how many of a completion's `tokens` the cap has room for."""
+        """Return how many of a completion's `tokens` (a number) `max_cloud_tokens` still allows."""
         return tokens if self.max_cloud_tokens is None else min(tokens, self._room(budget))
 
     def charged(self, budget: Budget, tokens: int) -> Budget:
-        """Return the budget with `tokens` taken from the bucket and counted against the cap."""
+        """Return the budget with `tokens` taken from the bucket and counted as `charged`."""
         return replace(budget, bucket=budget.bucket - tokens, charged=budget.charged + tokens)
 
     def after_token(self, budget: Budget) -> Budget:
@@ -305,7 +304,7 @@ class SharedBudget:
         self._taken, self._lock = 0.0, threading.Lock()
 
     def take(self) -> Budget:
-        """Return an answer's first budget: half of the bucket, or all of its debt if it has one."""
+        """Take half of the bucket, or the whole debt; return that as the budget of an answer."""
         with self._lock:
             taken = self._free / 2 if self._free > 0 else self._free
             self._free, self._taken = self._free - taken, self._taken + taken
@@ -335,9 +334,10 @@ class Escalation:
         self._earned, self._lock = 0.0, threading.Lock()
 
     def wants(self, uncertainty: float) -> bool:
-        """Whether the cloud is to write the whole of an answer; each True is counted.
+        """Weigh an answer: return whether the cloud is to write all of it.
 
         `uncertainty` is the mean entropy of its first passage, in nats, as the edge drafted it.
+        Each call earns `share`; each True costs 1, and is returned only if so much is earned.
         """
         with self._lock:
             self._earned = min(self._earned + self.share, _MOST)
@@ -347,9 +347,9 @@ class Escalation:
             return uncertainty >= least and self._spent()
 
     def rejected(self) -> bool:
-        """Whether the cloud is to write all of an answer whose first passage it rejected.
+        """Whether the cloud is to write all of an answer whose first passage it rejected entirely.
 
-        Each True is counted, as one by `wants`.
+        It is if 1 has been earned (see `Escalation`), which is then spent.
         """
         with self._lock:
             return self._spent()

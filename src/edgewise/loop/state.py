@@ -46,9 +46,9 @@ def circles(ids: Sequence[int], start: int) -> bool:
 class EdgeStep(NamedTuple):
     """What the loop needs of an edge model's step (its prediction of the next token).
 
-    It is copied before the engine's next decode. `token` is what the edge would write. The router's
-    `score`, `logprob` and `candidates` do not depend on a grammar. `forced`: the grammar allows
-    this token only.
+    `token` is what the edge would write. The router's `score`, `logprob` and `candidates` do not
+    depend on a grammar. `forced`: the grammar allows this token only. `step` may be invalid after
+    the engine's next decode; the other values are copies.
     """
 
     score: float
@@ -154,14 +154,14 @@ class HeldText(NamedTuple):
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The state of an answer after `index` tokens.
 
-    `held` is text that cannot be shown yet, `unwritten` the rest of a completion. In a state of
-    drafts `expected` counts the tokens (or words) that the request in flight will still bring. A
-    cloud of another vocabulary is asked only between words. For it `deferred` says that a request
-    was due inside this word and waits for its end; `divided` says that a completion ended just
-    here, which makes this a word boundary. `over_budget` says that a request was refused for cost
-    or privacy. Until the cloud next writes or verifies a token, the answer earns no budget, since
-    it cannot spend any. `end` is set once the answer is over, `stopped` is the stop string that
-    ended it.
+    `held` is text that cannot be shown yet. `unwritten` are the tokens of a completion that are not
+    in the answer yet. After draft tokens `expected` counts the further tokens (or words) that the
+    request in flight will bring. A cloud of another vocabulary is asked only between words. For it
+    `deferred` says that a request was due inside this word and waits for its end; `divided` says
+    that a completion ended just here, which makes this a word boundary. `over_budget` says that a
+    request was refused for cost or privacy. Until the cloud next writes or verifies a token, the
+    answer earns no budget, since it cannot spend any. `end` is set once the answer is over,
+    `stopped` is the stop string that ended it.
     """
 
     budget: Budget
@@ -203,17 +203,19 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, expected=ask, budget=rules.policy.charged(self.budget, charged))
 
     def after_draft(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
-        """Return the state just before the draft `token` is written after `ids`.
+        """Return this state, or one that expects one word fewer, for a draft `token` after `ids`.
 
-        For a cloud with another vocabulary, one word fewer is `expected` if `token` opens a word.
+        Only a cloud of another vocabulary makes a difference, where `token` opens a word. The token
+        itself is not written.
         """
         opens = rules.boundaries is not None and rules.boundaries.opens(ids, rules.prompt, token)
         return replace(self, expected=self.expected - 1) if self.expected and opens else self
 
     def answered(self, completion: Completion, fit: int, rules: Rules) -> "State":
-        """Return the state in which a completion's ids wait to be written; all of them are charged.
+        """Return the state with `completion` as `unwritten`; the budget pays for all its tokens.
 
-        The grammar allows the first `fit`; the rest, and what the cap has no room for, is wasted.
+        The grammar allows the first `fit`. The rest, and what exceeds the policy's
+        `max_cloud_tokens`, is left out.
         """
         ids, tops = completion.ids, completion.top
         kept, last = rules.policy.fit_to_cap(self.budget, len(ids)), len(ids) - 1

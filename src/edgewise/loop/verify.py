@@ -144,10 +144,10 @@ class Verification(Speculation):
         return bytes_of(self._rules.tokenizer, ids).decode("utf-8", "ignore")
 
     def verdict(self, *, wait: bool) -> Verdict | None:
-        """Take the verdict on the draft token that is next in the answer.
+        """Remove and return the verdict on the draft token that is next in the answer.
 
-        Returns None if the token was not sent yet. Where the verdict has not come, `wait` waits for
-        it, else None is returned. It can be taken once: write the token before the next call.
+        Returns None if the token was not sent yet. If its verdict has not come, `wait` says whether
+        to wait or to return None. After a verdict, write a token before the next call.
         """
         while (at := len(self._ids)) not in self._verdicts:
             if not self._blocks:

@@ -153,7 +153,7 @@ class FolderModel(EngineModel):
     @staticmethod
     @abstractmethod
     def claims(files: ModelFiles) -> Claim | None:
-        """Return whether this engine opens a folder of `files` if no engine is named (None: no).
+        """Return "own" or "shared" if this engine opens a folder of `files` by default, else None.
 
         "own": the format is that of the engine's library; "shared": other engines read it as well.
         """
@@ -219,5 +219,5 @@ class FolderModel(EngineModel):
         )
 
     def fingerprint(self) -> str:
-        """Return a hash of the config and of the weights."""
+        """Return a SHA-256, in hex, of the config and of samples of the weights."""
         return digest_of([self.path / "config.json", *weight_files(self.path)])

@@ -1,9 +1,9 @@
 """`MlxModel`: an edge model that mlx-lm runs.
 
 A model is a folder with `config.json` and safetensors, in MLX's quantised form or unquantised. A
-config's `model_file` (code) is never run, and no network request is made. MLX computes arrays only
-when they are needed, so a model's size is compared with its files before it takes memory. One pass
-gives the logits of every id and the hidden state that the model's head reads.
+config's `model_file` (code) is never run, and no network request is made. If the config describes
+far more weights than the files hold, the model is refused before it takes memory. One pass gives
+the logits of every id and the hidden state that the model's head reads.
 """
 
 import platform
