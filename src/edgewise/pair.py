@@ -180,12 +180,13 @@ class Pair:
 
     @property
     def chat_sampling(self) -> Sampling | None:
-        """The sampling of a chat that sets no temperature: the model file's, or else `CHAT`.
+        """The sampling of a chat that sets no temperature; None if the settings decide.
 
-        None means that the settings apply: they have a temperature, or such chats are greedy. Those
-        are greedy with the bundled edge model, which knows one wording of each answer; with a cloud
-        that takes text, whose API may lack min-p or temperatures; and with an edge server, which
-        would need a request for each drawn token.
+        It is what the model file recommends, or else `sampling.CHAT`. The settings decide if they
+        have a temperature, or if chats are greedy by default. They are with the bundled edge model,
+        which knows one wording of each answer; with a cloud that takes text, whose API may lack
+        min-p or temperatures; and with an edge server, which would need a request for each drawn
+        token.
         """
         own = self.settings
         by_text = any(one.boundaries and one.own_tokenizer is None for one in self.clouds)
@@ -197,7 +198,8 @@ class Pair:
     def forget(self) -> None:
         """Start new budgets of cloud tokens, as for a new conversation.
 
-        The record of what was sent is kept; from now on it gives conversations new names.
+        The record of what was sent (`record`) is kept. From now on the names of conversations in it
+        are new, so that they cannot be linked to those before.
         """
         self._budgets.clear()
         for tier in self.decoder.tiers:
@@ -325,8 +327,8 @@ def open_pair(settings: Settings, **options: Any) -> Pair:
 def open_models(settings: Settings, *, answers: int = 1) -> Pair:
     """Return a `Pair` whose router never asks the cloud, for callers with routers of their own.
 
-    Up to `answers` answers run at a time; the models have one slot more, for labelling training
-    data meanwhile. Raises `UsageError` for several clouds.
+    Up to `answers` answers may run at a time. The models have one slot more, in which the caller
+    may run them itself meanwhile. Raises `UsageError` if the settings name several clouds.
     """
     require_one_cloud(settings)
     return open_pair(replace(settings, router=NEVER), slots=answers + 1)

@@ -51,7 +51,7 @@ class Registry(Generic[_T]):
         return sorted({*self._built_in, *self._added()})
 
     def added(self) -> list[str]:
-        """Return the names that packages add, sorted. Raises as `names`."""
+        """Return the names that other installed packages add, sorted. Raises as `names`."""
         return sorted(self._added())
 
     def __contains__(self, name: object) -> bool:
@@ -91,7 +91,7 @@ class Registry(Generic[_T]):
         return self._checked(name, loaded)
 
     def source(self, name: str) -> str:
-        """Return a SHA-256 digest of the file that defines an added name; "" for a built-in one."""
+        """Return the SHA-256 (hex) of the file that defines the object `name`; "" if built in."""
         if self.spelled(name) in self._built_in:
             return ""
         module = sys.modules[cast(Any, self.load(name)).__module__]

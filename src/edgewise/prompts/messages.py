@@ -100,8 +100,9 @@ def conversation(
 ) -> dict[str, object]:
     """Return the variables that a chat template is rendered with: `messages` and `tools`.
 
-    Each text is passed through `change`. For roles in `parts`, the content of a message is a list
-    of text parts instead of a string.
+    Both have the form that transformers passes to templates (None if there are no tools), and hold
+    what the function `change` returns for each text. For roles in `parts`, the content of a message
+    is a list of text parts instead of a string.
     """
     names = {call.id: call.name for message in messages for call in message.tool_calls}
     made: dict[str, Any] = {"messages": [_turn(one, names, change) for one in messages]}
@@ -124,7 +125,7 @@ def conversation(
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """Merge adjacent messages of one role into one, except the results of tool calls."""
+    """Return the messages, those of one role in a row merged into one, except tool results."""
     groups: list[list[Message]] = []
     for one in messages:
         if groups and groups[-1][0].role == one.role != "tool":

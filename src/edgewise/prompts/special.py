@@ -32,8 +32,8 @@ _BLANKS = " \t\n\v\f\r"  # blanks that llama.cpp drops beside a token that strip
 class ControlTokens:
     """The texts of a vocabulary's control tokens, and where they occur in other text.
 
-    `special` maps token ids to these texts. Marks are put inside a text, so one of a single
-    character never gets any.
+    `special` maps token ids to these texts. `marked` and `guarded` put a mark inside them, so that
+    they no longer match; a text of a single character has no inside, and gets none.
     """
 
     def __init__(self, special: Mapping[int, str]) -> None:
@@ -49,7 +49,7 @@ class ControlTokens:
         self._last = _any_of({text[-1] for text in texts if len(text) > 1}, cased=True)
 
     def could_come_of(self, text: str) -> bool:
-        """Whether `text` has the first or last character of any control token's text."""
+        """Whether `text` has a first or last character, in any case, of a control token's text."""
         return bool(self._first.search(text) or self._last.search(text))
 
     def marked(self, text: str, mark: str) -> str:
@@ -63,7 +63,10 @@ class ControlTokens:
         return mark.join([*parts, text[done:]])
 
     def guarded(self, text: str, mark: str) -> str:
-        """Return the text with `mark` wherever a control token's text could begin or end."""
+        """Return the text with `mark` inside whatever could be part of a control token's text.
+
+        It is put after each possible first character, and before each possible last one.
+        """
         text = self._last.sub(lambda found: mark + found[0], text)
         return self._first.sub(lambda found: found[0] + mark, text)
 

@@ -23,7 +23,11 @@ class _TooLong(Exception):
 
 
 def answer(request: bytes) -> bytes:
-    """Return the JSON reply to a JSON request. An error raised by a template is a refusal."""
+    """Render a template; return `{"text": ...}` or `{"refused": ..., "reason": ...}` as JSON.
+
+    `request` is JSON, too (see above). `refused` is "memory", "length", or "template" if the
+    template raised an error; only then `reason` is its message.
+    """
     try:
         asked: dict[str, Any] = json.loads(request)
         text = render(asked["template"], asked["variables"], asked["longest"])

@@ -80,7 +80,7 @@ MARKERS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
 
 
 def tool_template(tokenizer: Tokenizer) -> str | None:
-    """Return the template for conversations with tools: a separate one, or the chat template."""
+    """Return the template for tools, else the chat template; None if the model has neither."""
     return getattr(tokenizer, "tool_template", None) or tokenizer.chat_template
 
 
@@ -122,8 +122,9 @@ def plain(
 ) -> tuple[Message, ...]:
     """Return the conversation with tools, calls and results written out as plain text.
 
-    This is for a cloud model that is given no tools. Calls are written in `format`, the edge
-    model's, so that the cloud model goes on in that format.
+    This is for a cloud model that is given no tools: the system message describes them, and results
+    are the user's text. Calls are written in `format`, the edge model's, so that the cloud model
+    goes on in that format.
     """
     made: list[Message] = []
     if tools:

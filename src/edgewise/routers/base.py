@@ -28,7 +28,7 @@ class Router(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """The properties of a `Step` that `score` reads; the engine must keep them readable."""
+        """The parts of a `Step` that `score` reads; they are kept after the engine's next run."""
         ...
 
     @property
@@ -56,7 +56,7 @@ def checked_score(router: Router, step: Step) -> float:
 
 
 class Trained(Router, Protocol):
-    """A class of routers with trained weights. Their inputs are signals (`routers/signals.py`)."""
+    """A class of routers with trained weights. Their inputs are features of a `Step` (`Signal`)."""
 
     @classmethod
     def load(cls, card: RouterCard, folder: Path) -> Router:

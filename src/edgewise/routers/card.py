@@ -130,7 +130,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def threshold(self, share: float) -> float | None:
-        """Return the threshold for a cloud share, interpolated; None outside of `thresholds`."""
+        """Return the threshold for a share, interpolated; None if outside those of `thresholds`."""
         known = [float(text) for text in self.thresholds]
         inside = bool(known) and min(known) <= share <= max(known)
         return start_at(self.thresholds, share) if inside else None
@@ -143,7 +143,11 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return float(np.interp(score, scores, values))
 
     def warnings(self) -> tuple[str, ...]:
-        """Return warnings, one sentence each: of a poor `loss`, and of cloud shares it missed."""
+        """Return warnings: of a `loss` no better than `baseline_loss`; of each cloud share missed.
+
+        Each is a sentence. A share counts as missed if the realised one differs from it by more
+        than the fraction `MISSED` of it.
+        """
         warnings: list[str] = []
         loss, constant = self.loss, self.baseline_loss
         if loss is not None and constant is not None and loss >= constant:
@@ -163,9 +167,10 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
-    """Return the first threshold for a cloud share, interpolated; None without `thresholds`.
+    """Return the threshold that an answer starts with; None without `thresholds`.
 
-    The budget of cloud tokens moves it afterwards. `thresholds` has the cloud shares as text.
+    `thresholds` holds one for each of some cloud shares (as text); for a share between these it is
+    interpolated. The budget of cloud tokens moves it afterwards.
     """
     if not thresholds:
         return None
@@ -208,7 +213,10 @@ def _ascends(*columns: Sequence[float]) -> bool:
 
 
 def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
-    """Return the edge model's logprobs (nats) on fixed texts, for all ids but each text's first."""
+    """Return the edge model's logprobs (nats) of the ids of fixed texts, in order.
+
+    Of each text the first `LONGEST` ids are read; the very first has no logprob.
+    """
     logprobs: list[float] = []
     for text in PROBES:
         ids = edge.tokenizer.encode(text)[: min(LONGEST, edge.context)]

@@ -48,11 +48,11 @@ class Mlp:
 
     @classmethod
     def load(cls, card: RouterCard, folder: Path) -> "Mlp":
-        """Load the router of the checkpoint in `folder`; raises `UsageError` for unfit tensors."""
+        """Load the checkpoint in `folder`. Raises `UsageError` if its tensors do not fit `card`."""
         return cls(card, folder)
 
     def score(self, step: Step) -> float:
-        """Return the probability that the cloud should write this token."""
+        """Return the perceptron's output, from 0 (keep the edge's token) to 1 (ask the cloud)."""
         x = self._read(step)
         last = len(self._layers) - 1
         for index, (weight, bias) in enumerate(self._layers):

@@ -50,7 +50,7 @@ def runs_code(name: str) -> bool:
 
 
 def router_named(name: str) -> Router:
-    """Return a router that needs no checkpoint, by its name. Raises `UsageError`."""
+    """Return a router by its name. Raises `UsageError` if unknown, broken, or a trained kind."""
     if name.startswith(_CONSTANT):
         return _constant(name)
     if name not in ROUTERS:
@@ -74,7 +74,7 @@ def router_named(name: str) -> Router:
 
 
 def router_of(card: RouterCard, folder: Path) -> Router:
-    """Return the router of a checkpoint; the caller checks that it fits. Raises `UsageError`."""
+    """Return a checkpoint's router, not checked to fit an edge model. Raises `UsageError`."""
     name = kind_beside(card.kind, folder)
     if not is_trained(name):
         return router_named(name)
@@ -92,7 +92,7 @@ def kind_beside(kind: str, folder: Path) -> str:
 
 
 def identity_named(name: str) -> str:
-    """Return a digest of the name and code of a router that has no checkpoint, to identify it."""
+    """Return a digest (hex) of the name and the code of a router that has no checkpoint."""
     source = "" if name.startswith(_CONSTANT) else ROUTERS.source(name)
     return _digest(name.encode(), source.encode())
 

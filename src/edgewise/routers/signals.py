@@ -118,7 +118,7 @@ def top_of(inputs: Sequence[str], top_k: int) -> int:
 
 
 def width_of(inputs: Sequence[str], hidden_size: int, top_k: int) -> int:
-    """Return the length of the feature vector; the input `token_embedding` is no part of it."""
+    """Return the length of the vector that `reader_of` reads; `token_embedding` is not in it."""
     sizes = {"d": hidden_size, "k": top_k}
     widths = [signal.width for signal in signals_of(inputs)]
     return sum(width if isinstance(width, int) else sizes[width] for width in widths)
@@ -168,10 +168,10 @@ def logtoku(logits: Floats) -> float:
 
     Ma et al. 2025 (arXiv 2502.00290), equations 3-6: with x the logits (negative ones count as 0)
     and S their sum, AU = -sum x_i/S (digamma(x_i + 1) - digamma(S + 1)) and EU = k / (S + k). The
-    result is EU * AU / log k (log k is the maximum of AU), from 0 to 1, which is no evidence at
-    all. As a score it ranks tokens badly: where many words would do, many logits are large, which
-    counts as much evidence, and logits have no zero of their own. Beside other inputs it is useful:
-    it tells how large the logits are, which logprobs do not.
+    result is EU * AU / log k (log k is the maximum of AU), from 0 to 1; 1 if no logit is positive.
+    As a score it ranks tokens badly: where many words would do, many logits are large, which counts
+    as certainty, and logits have no zero of their own. Beside other inputs it is useful: it tells
+    how large the logits are, which logprobs do not.
     """
     size = len(logits)
     evidence = np.maximum(logits.astype(np.float64), 0.0)

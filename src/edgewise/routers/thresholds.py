@@ -1,9 +1,9 @@
-"""The first threshold of an uncalibrated router, from its scores of the edge model's own answers.
+"""Thresholds that answers start with, for routers without calibrated ones, and tuned ones.
 
-The same score is common on one edge model and rare on another: one exceeds half of the greatest
-entropy at every fifth token, and a more certain one at no token. So the edge model answers a few
-prompts, once for each router. The first threshold for a cloud share is the score that this share of
-the tokens exceeds.
+The same score is common on one edge model and rare on another: the entropy of one is above half of
+its maximum at every fifth token, that of a more certain one never. So the edge model answers a few
+prompts, once for each router. The threshold to start with for a cloud share is the score that this
+share of the tokens exceeds.
 """
 
 import hashlib
@@ -52,10 +52,11 @@ _log = logging.getLogger(__name__)
 
 
 def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[str, float]:
-    """Return first thresholds by cloud share (text, "0.05"), from the edge model's own answers.
+    """Return the threshold to start with for each cloud share (as text, "0.05").
 
-    They are stored for the next start, by edge model and `identity`, the router's digest. Empty for
-    a router that needs nothing of the edge model's prediction, or if no prompt fits the context.
+    They come from the router's scores of the edge model's own answers, and are stored for the next
+    start, by edge model and `identity`, the router's digest. Empty if the router's `needs` are
+    `Needs.NOTHING`, or if no prompt fits the context.
     """
     if router.needs is Needs.NOTHING:
         return {}
@@ -77,10 +78,11 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
 
 
 def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str, float]:
-    """Return the thresholds that `keep_tuned` stored for these models; empty if there are none.
+    """Return the thresholds that `keep_tuned` stored, by cloud share (as text, "0.05") or `KEEP`.
 
-    `identity` is the router's digest, and `cloud` names the nearest cloud (`nearest_cloud` in
-    `opening`). For the threshold of a later cloud, pass `TIERS` and `opening.tier_address`.
+    Empty if there are none. `identity` is the router's digest, `cloud` the name of the nearest
+    cloud (`opening.nearest_cloud`). The thresholds by which a further one of several clouds is
+    asked are stored under the identity `TIERS` and the name that `opening.tier_address` returns.
     """
     return _kept(_record("tuned", edge, identity, cloud))
 
@@ -88,9 +90,9 @@ def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str,
 def keep_tuned(
     edge: EdgeModel, identity: str, cloud: str, thresholds: Mapping[str, float]
 ) -> Path | None:
-    """Store `thresholds` by cloud share, tuned on a pair's answers, for `tuned_thresholds`.
+    """Store `thresholds`, tuned on a pair's answers, so that `tuned_thresholds` returns them.
 
-    The other arguments are described there. Returns the file, or None if it cannot be written.
+    The arguments are described there. Returns the file, or None if it cannot be written.
     """
     return _keep(_record("tuned", edge, identity, cloud), thresholds)
 

@@ -31,10 +31,11 @@ Why = Literal["start", "time", "process"]
 
 
 class ChildEnded(Exception):
-    """A child process did not start, was killed because it took too long, or ended by itself.
+    """A child process ended before it replied.
 
-    `why` says which of these (see `Why`). `status` is the exit status, `words` the lines of stderr
-    if `Child` kept them.
+    `why` is "start" if it did not get ready, "time" if it was killed because it took too long,
+    "process" otherwise. `status` is the exit status, `words` the lines of stderr if `Child` kept
+    them.
     """
 
     def __init__(self, why: Why, status: int | None = None, words: Sequence[str] = ()) -> None:
@@ -120,7 +121,7 @@ class Child:
         self._close()
 
     def abandon(self) -> None:
-        """Close the pipes in a fork of the parent. The parent itself goes on using the process."""
+        """Close the pipes in a fork of this process; the parent goes on using the child process."""
         self._process.returncode = 0
         self._close()
 

@@ -82,7 +82,7 @@ class QueuePlace:
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """An event with the edge model's logprobs of some of the prompt's ids, in order.
+    """An event with the next few of the prompt's ids, and the edge model's logprob of each.
 
     Requests with `echo` and `logprobs` get these events, before those of the answer.
     """
@@ -164,7 +164,7 @@ class Answering:
         return await _in_thread(self._compilers, partial(grammar_of, self.edge.tokenizer, format))
 
     async def tokenizing(self, work: Callable[[], _T]) -> _T:
-        """Run `work`, which tokenises a text, in a thread apart from those that read prompts."""
+        """Run `work`, which tokenises a text, and return its result; no long prompt delays it."""
         return await _in_thread(self._tokenizers, work)
 
     async def events(

@@ -217,7 +217,7 @@ class MlxCache(SequenceCache):
 
     @property
     def cuttable(self) -> bool:
-        """Whether all layers can be cut anywhere now; a sliding window can until it is full."""
+        """Whether all layers can be cut to any length; a sliding window can until it is full."""
         return self.rewinds != "no" and all(part.is_trimmable() for part in self._copied)
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
@@ -340,8 +340,9 @@ class MlxModel(FolderModel):
     def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> list[Any]:
         """Run `ids` after those in `cache`, and return [logits, hidden states].
 
-        Logits are [n, vocabulary], hidden states [n, d] or None. `outputs` "all" asks for a row for
-        each of `ids`, "last" for that of the last id alone; for "none" an empty list is returned.
+        Logits are [n, vocabulary], hidden states [n, d], or None if the model does not show them.
+        `outputs` "all" asks for a row for each of `ids`, "last" for that of the last id alone; for
+        "none" an empty list is returned.
         """
         mx = self.mx
         with mx.stream(self.device):

@@ -245,7 +245,7 @@ class OnnxModel(FolderModel):
         )
 
     def fingerprint(self) -> str:
-        """Return a hash of `genai_config.json` and of all files with weights."""
+        """Return the hash, by `digest_of`, of `genai_config.json` and all files with weights."""
         held = sorted(path for path in self.path.iterdir() if path.is_file())
         weights = [path for path in held if _WEIGHTS.search(path.name)]
         return digest_of([self.path / CONFIG, *weights])
@@ -279,7 +279,10 @@ class OnnxModel(FolderModel):
 
 
 def import_genai() -> Any:
-    """Import and return onnxruntime_genai, without telemetry. Raises `UsageError` if missing."""
+    """Import and return onnxruntime_genai with telemetry off; log a warning if it may be on.
+
+    Raises `UsageError` if the package is missing.
+    """
     if os.environ.get(_TELEMETRY, "").strip().casefold() not in _TRUE:
         early = [name for name in ("onnxruntime", "onnxruntime_genai") if name in sys.modules]
         if early:

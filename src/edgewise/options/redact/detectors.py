@@ -1,7 +1,7 @@
 """Detectors of private words: e-mail and IP addresses, phones, IBANs, payment cards, secrets.
 
-Each finds spans of a text. Patterns run in linear time: a match begins only behind certain
-characters, and quantifiers never backtrack. Phone numbers need `edgewise[redact]`.
+Each yields the spans of such words in a text. Patterns take time in proportion to its length, since
+their quantifiers are bounded, possessive or lazy. Phone numbers need `edgewise[redact]`.
 """
 
 import ipaddress

@@ -35,11 +35,14 @@ _log = logging.getLogger(__name__)
 
 
 class Local(Blocked):
-    """Raised if a text holds a private word of a class set to "local": it must not be sent."""
+    """Raised for a text that has a word of a class set to "local": it must not be sent."""
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
-    """Return a detector for each class of words. Raises `UsageError` if one cannot be loaded."""
+    """Return a detector for each class of words in `rules`, by the class's name, such as "email".
+
+    Raises `UsageError` if one cannot be loaded.
+    """
     return {
         name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
         for name in rules.treatments
@@ -79,9 +82,9 @@ class Redacted:
     def find(self, text: str) -> list[Span]:
         """Return where private words stand in `text`, even if written in unusual characters.
 
-        So `text` and its normalized form (`Normal`) are both searched. Raises `Local` if a word's
-        class is set to "local", and `Blocked` if a detector fails, takes too long, or returns an
-        invalid span.
+        So `text` and its normalized form (`Normal`) are both searched. The spans come in no order
+        and may overlap. Raises `Local` if a word's class is set to "local", and `Blocked` if a
+        detector fails, takes too long, or returns an invalid span.
         """
         if not text:
             return []
@@ -150,7 +153,8 @@ class RedactedContext:
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
         """Return `written`, the answer so far, with placeholders in place of private words.
 
-        `begun` and the errors are described at `FilteredContext.answer`.
+        `begun` is the same answer, but includes tool call markers that are control tokens; None if
+        there are none. Raises `Blocked`, as `FilteredContext.answer` says.
         """
         known = self._known.copy()
         places = known.places(written, self._filter.find(written))

@@ -17,7 +17,7 @@ _Piece = tuple[str, int, int]  # A part of a normalized text, and where its sour
 
 
 class Normal:
-    """The normalized form of a text (`text`), and where each of its characters came from."""
+    """The normalized form of a text (`text`); `span` finds a part of it in the original text."""
 
     def __init__(self, text: str) -> None:
         parts, places, done = list[str](), list[tuple[int, int]](), 0

@@ -123,9 +123,9 @@ class Placeholders:
     def places(self, text: str, found: Iterable[Span]) -> list[Span]:
         """Return the spans of `text` to replace, in order, none overlapping.
 
-        These are the spans `found`, every other occurrence of those words and of words that were
-        found earlier, and text that looks like a placeholder. Raises `Blocked` if there are more
-        than `MOST_FOUND` private words.
+        These are the spans `found`, other occurrences of those words and of words that were found
+        earlier (if they have three characters or more), and text that looks like a placeholder.
+        Raises `Blocked` if there are more than `MOST_FOUND` private words.
         """
         spans, read = list(found), Normal(text)
         labels = {text[one.start : one.end]: one.label for one in spans}

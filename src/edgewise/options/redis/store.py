@@ -24,7 +24,7 @@ return 0
 
 
 class RedisLimits(LimitStore):
-    """A `LimitStore` in a Redis that gateways on several machines share."""
+    """Counts the tokens that each API key used on each day, in a Redis that gateways share."""
 
     def __init__(self, url: str) -> None:
         """Set up a client for `url`, without connecting. Errors never show a password in it.
