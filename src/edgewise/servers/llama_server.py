@@ -161,7 +161,7 @@ class LlamaCppServer(IdServer, EdgeServer):
         return Request("/completion", {**body, **_named(model)}, len(ids))
 
     def slot(self, data: bytes) -> tuple[int, int | None]:
-        """Return the number of the slot that replied, and of prompt tokens in its KV cache before.
+        """Return the number of the slot that replied, and how many prompt tokens it had cached.
 
         The second is None if unknown. Raises `Fault`.
         """
