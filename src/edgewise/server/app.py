@@ -251,7 +251,7 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Metrics(Collector):
-    """Prometheus metrics in a registry of their own, so that several servers fit in one process."""
+    """A server's Prometheus metrics, in a registry of its own: several servers fit in a process."""
 
     def __init__(self, answering: Answering) -> None:
         self.registry = CollectorRegistry()
@@ -267,7 +267,7 @@ class Metrics(Collector):
         self._consult = self._histogram("consult_seconds", "Seconds of a consult.")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics that are computed at each scrape: those of the queue, and costs."""
+        """Yield gauges of the queue and, with a price list, of what consults cost and saved."""
         queue = self._queue
         yield GaugeMetricFamily("edgewise_running", "Answers being decoded.", queue.running)
         yield GaugeMetricFamily("edgewise_waiting", "Answers in the queue.", queue.waiting)

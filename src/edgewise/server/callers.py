@@ -56,7 +56,7 @@ class Callers:
         request.state.caller = Caller(self, key)
 
     def find(self, request: Request) -> Key | None:
-        """Return the key of a request (`ANYBODY` if none is needed); None if it is not accepted."""
+        """Return the key file's entry for a request, `ANYBODY` without a file; None if refused."""
         shown = shown_key(request)
         if self._api_key is None:
             return self.keys.find(shown)
@@ -98,13 +98,14 @@ class Caller:
     def read(self, prompt: Prompt) -> Prompt:
         """Count the prompt's ids towards the key's limit; return the prompt with its `owner` set.
 
-        The owner is the key's name: equal conversations of two keys are recorded as two.
+        The owner is the key's name. By it the record of what was sent to clouds (`/v1/sent`) tells
+        equal conversations of two keys apart.
         """
         self._callers.limits.charge(self.key, len(prompt.ids))
         return replace(prompt, owner=self.name)
 
     def seen(self, event: AnswerEvent) -> AnswerEvent:
-        """Count an event of the answer, and return it as this client may see it.
+        """Count a token towards the key's limit; return the event as this client may see it.
 
         With a file of keys, numbers that tell what other keys have in a shared cache are removed.
         Raises `ApiError` 401 if the key was revoked or has expired.

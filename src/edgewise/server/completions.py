@@ -120,7 +120,7 @@ def _prompt_reader(
 
 
 class TextReply(ChunkWriter):
-    """The reply of `/v1/completions`, with logprobs in the older form: lists and offsets."""
+    """The reply of `/v1/completions`; its logprobs are lists with an entry for each token."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 

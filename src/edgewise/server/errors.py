@@ -44,13 +44,13 @@ class ApiError(Exception):
 
     @property
     def kind(self) -> str:
-        """The `type` of the error object, which follows from the status."""
+        """The `type` of the error object, such as "rate_limit_error"; the status decides."""
         if self.status >= 500:
             return "api_error"
         return "rate_limit_error" if self.status == 429 else "invalid_request_error"
 
     def body(self) -> dict[str, Any]:
-        """Return the reply's JSON in OpenAI's form."""
+        """Return the reply in OpenAI's form: `error` with `message`, `type`, `param` and `code`."""
         fields = {"type": self.kind, "param": self.param, "code": self.code}
         return {"error": {"message": str(self), **fields}}
 
@@ -77,7 +77,7 @@ def _raised(error: EdgewiseError, prompt: str | None) -> ApiError:
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
-    """Return the JSON of an error reply in Anthropic's form."""
+    """Return an error reply in Anthropic's form; its `error` has `type` and `message`."""
     kind = _ANTHROPIC.get(error.status, error.kind)
     fields: dict[str, Any] = {"type": kind, "message": str(error)}
     if error.param == "thread":
@@ -118,8 +118,8 @@ def install(app: FastAPI) -> None:
 def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
     """Return the error reply for an exception.
 
-    `prompt` is the name of the request's field that holds the prompt, as the field at fault if that
-    is too long. An exception of an unexpected class (a bug) becomes a 500 without any details.
+    `prompt` names the request's field that holds the prompt, for the reply's `param` if the prompt
+    is too long. An exception of an unexpected class (a bug) becomes a 500 without details.
     """
     if isinstance(error, ApiError):
         return error

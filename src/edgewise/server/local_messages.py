@@ -73,7 +73,7 @@ class LocalAnswer:
         self._text, self._begins = "", True
 
     def wrote(self, text: str) -> None:
-        """Take the next piece; remember how reasoning, text and each call's arguments begin."""
+        """Add the answer's next `text`; remember how reasoning, text and calls' arguments begin."""
         *before, self._text = _ANEW.split(self._text + text)
         self._begins = self._begins or bool(before)
         if self._begins:
@@ -155,10 +155,11 @@ class LocalMessages:
         """Return the messages, with `local` set in the first local one and in all after it.
 
         A message is local if `local` is set in it, if it is the last one and the argument `local`
-        is true, or if it is known: its text, one of its parts (`parts` has those of each message)
-        or a long text inside was in an earlier local message of this `owner`. `search` false looks
-        for no known texts, for a request that will be refused anyway. The local messages are
-        remembered, except system messages, which other users may have as well.
+        is true, or if it is known: its text, or one of its parts (`parts` has those of each
+        message), equals the text of an earlier local message of this `owner`, or contains such a
+        text of at least `LONG` bytes. `search` false looks for no known texts, for a request that
+        will be refused anyway. The local messages are remembered, except system messages, which
+        other users may have as well.
         """
         seen: list[Message] = []
         local_only = False

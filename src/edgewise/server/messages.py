@@ -85,7 +85,7 @@ class AnthropicTurn(RoleTurn):
     content: BoundedText | Annotated[list[Block], Field(max_length=MAX_MESSAGES)]
 
     def turns(self) -> Iterator[ChatTurn]:
-        """Yield this message as one `ChatTurn` per tool result, and one for text and tool calls."""
+        """Yield a `ChatTurn` for each tool result, then one for text and tool calls, if any."""
         blocks = [] if isinstance(self.content, str) else self.content
         for block in blocks:
             if isinstance(block, ToolResult):

@@ -41,7 +41,10 @@ _log = logging.getLogger(__name__)
 
 
 class Item(msgspec.Struct):
-    """A part of an answer, as far as it is written: a text, or a tool call with its arguments."""
+    """A part of an answer, as far as it is written: a text, or the tool call `call`.
+
+    `index` counts items from 0. `text` is the text, or the call's arguments as JSON.
+    """
 
     index: int
     call: CallBegun | None = None
@@ -94,7 +97,10 @@ class Writer(ABC):
         return error.body()
 
     def written(self, event: Token | Finished) -> Iterator[tuple[Item, str]]:
-        """Yield (item, text) for each text that an event adds, and (item, "") before a new item."""
+        """Yield (item, text) for each text that an event adds.
+
+        A new item is announced by (item, ""), before its first text.
+        """
         parts: list[Part] = [Said(event.text)] if event.text else []
         if self.calls is not None:
             parts = self.calls.feed(event.text)
@@ -121,8 +127,8 @@ class Writer(ABC):
 class UsageCounts:
     """Token counts of an answer, for the field `usage` of each API.
 
-    `prompt`, `cached` (of the prompt) and `written` are counts of tokens; `own` has all other
-    counts, for the field `edgewise`.
+    `prompt`, `cached` (of the prompt) and `written` are counts of tokens; `own` is a dict of the
+    other fields of `Usage`, for the field `edgewise`.
     """
 
     def __init__(self, usage: Usage) -> None:
@@ -132,7 +138,10 @@ class UsageCounts:
 
 
 class ChunkWriter(Writer):
-    """Replies of `/chat/completions` and `/completions`; `choices`, `id` and `object` differ."""
+    """Replies of `/chat/completions` and `/completions`, which have one choice.
+
+    `prefix` begins their `id`. `kind` is the `object` of a whole reply, `chunk_kind` of a chunk.
+    """
 
     prefix: ClassVar[str]
     kind: ClassVar[str]
@@ -161,14 +170,14 @@ class ChunkWriter(Writer):
     def piece(
         self, item: Item | None = None, more: str = "", token: Token | None = None
     ) -> dict[str, Any]:
-        """Return a choice's fields for a chunk that adds the text `more` to `item`.
+        """Return a choice's fields for a chunk that adds the text `more` to `item`, if any.
 
-        The chunk has the logprobs of `token`, if the request asked for them.
+        They include the logprobs of `token`, if there is one and the request asked for them.
         """
 
     @abstractmethod
     def body(self) -> dict[str, Any]:
-        """Return the fields of a choice in the whole reply."""
+        """Return the fields of the choice in the whole reply: its text or message, and logprobs."""
 
     def reply(self, end: Finished) -> dict[str, Any]:
         own = {"edgewise": self._own} if self.request.edgewise.provenance else {}
@@ -208,7 +217,10 @@ class ChunkWriter(Writer):
         return {"finish_reason": self.finish_reason(end), "stop_reason": end.stop}
 
     def chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return a chunk with one choice, and `own`, the value of the field `edgewise`."""
+        """Return a chunk of one choice with the fields `choice`; `own` is its field `edgewise`.
+
+        Logprobs and `own` are also kept for the whole reply.
+        """
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}
         if self._with_usage:
             made["usage"] = None
@@ -246,7 +258,7 @@ class ChunkWriter(Writer):
         return self.tokenizer.piece(token).decode("utf-8", "replace")
 
     def candidates(self, candidates: Sequence[Candidate]) -> list[dict[str, Any]]:
-        """Return OpenAI's objects for candidates: text, logprob (in nats) and bytes of each."""
+        """Return a dict for each candidate: `token` (its text), `logprob` (in nats) and `bytes`."""
         return [
             {
                 "token": self.text(one.id),
@@ -258,7 +270,7 @@ class ChunkWriter(Writer):
 
 
 def candidates_of(token: Token) -> Sequence[Candidate]:
-    """Return the likeliest candidates of the model that wrote the token; empty if unknown."""
+    """Return the candidates of the model that wrote the token, best first; empty if unknown."""
     return token.cloud if token.source == "cloud" else token.edge
 
 

@@ -103,7 +103,7 @@ class JsonRoute(APIRoute):
 class Strict(BaseModel, extra="allow", strict=True):
     """Base class of request objects: refuses unknown fields, and values of a wrong type.
 
-    Unknown fields named in `ignores` are accepted and reported by `ignored_names`.
+    Unknown fields named in `ignores`, or null, are accepted; `ignored_names` reports the former.
     """
 
     ignores: ClassVar[frozenset[str]] = frozenset()
@@ -121,7 +121,7 @@ class Strict(BaseModel, extra="allow", strict=True):
         return name in self.ignores
 
     def ignored_names(self) -> list[str]:
-        """Return this object's ignored fields (not nested ones) with a true, non-empty value."""
+        """Return the sorted names of this object's own ignored fields whose values are truthy."""
         given = self.model_extra or {}
         return [name for name in sorted(given) if given[name]]
 
@@ -174,7 +174,7 @@ def ignored(body: object, place: str = "") -> Iterator[str]:
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str] | None:
-    """Return a header that names the first 50 distinct ignored fields; None if there are none."""
+    """Return the header `X-Edgewise-Ignored`: the first 50 distinct `names`; None without names."""
     unique = list(dict.fromkeys(names))
     return {IGNORED_HEADER: ", ".join(unique[:_MOST_NAMES])} if unique else None
 
@@ -189,7 +189,7 @@ def by_type(default: str = "", *, others: bool = False) -> Discriminator:
     """Return a discriminator for a pydantic union: an object's tag is its `type`, in brackets.
 
     `default` is the type of an object that has none. With `others` every type but the default has
-    the tag "(other)". Error messages tell tags from field names by the brackets.
+    the tag "(other)". Some types share a tag. Brackets tell tags from fields in error paths.
     """
 
     def tag(value: object) -> str:
@@ -388,9 +388,9 @@ def response_format_of(
 ) -> ResponseFormat | None:
     """Return the response format of a request, tools included; None for plain text.
 
-    `choice` is "none", "auto" or "required"; `only` names the one tool that has to be called. The
-    answer may have several calls unless `parallel` is false. Raises `ApiError` for a choice without
-    tools, `UsageError` for invalid tools.
+    `choice` is "none", "auto" (also None) or "required"; `only` names the one tool that has to be
+    called. The answer may have several calls unless `parallel` is false. Raises `ApiError` for a
+    choice without tools, `UsageError` for invalid tools.
     """
     if not tools and (only or choice == "required"):
         raise ApiError(400, "tool_choice needs tools.", param="tool_choice")
@@ -457,11 +457,11 @@ class ConversationRequest(ModelRequest):
 
     @abstractmethod
     def turns(self) -> Sequence[ChatTurn]:
-        """Return the conversation's messages as they were sent; raises nothing."""
+        """Return the messages in order, the system prompt among them; raises nothing."""
 
     @abstractmethod
     def answer_format(self) -> ResponseFormat | None:
-        """Return the response format and tools. Raises `ApiError` or `UsageError` if invalid."""
+        """Return the format and tools, if any. Raises `ApiError` or `UsageError` if invalid."""
 
 
 class AnswerRequest(ModelRequest):

@@ -1,4 +1,7 @@
-"""Anthropic's `/v1/messages`: Claude, and APIs in its form. They continue no started answer."""
+"""Anthropic's `/v1/messages`, which Claude and similar APIs have.
+
+A request cannot continue an answer that was begun.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

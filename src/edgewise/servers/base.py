@@ -111,7 +111,7 @@ class _Meta(msgspec.Struct, frozen=True):
 class ListedModel(msgspec.Struct, frozen=True):
     """An entry of `/v1/models`; `parent` is the base model of an adapter (LoRA).
 
-    `meta` is that of llama-server; `root` (model path) and `max_model_len` are those of vLLM.
+    `meta` (sizes) comes from llama-server, `root` (model path) and `max_model_len` from vLLM.
     """
 
     id: str
@@ -134,7 +134,7 @@ class ListedModels(msgspec.Struct, frozen=True):
 
 
 def named(names: Sequence[str], model: str | None) -> str | None:
-    """Return the one of `names` that is `model` or (Ollama) `model:latest`; None if none is."""
+    """Return `model`, else `model:latest` (Ollama), if it is among `names`; None if neither is."""
     return next((name for name in (model, f"{model}:latest") if name and name in names), None)
 
 
@@ -199,7 +199,10 @@ class IdServer(ABC):
         raise NotImplementedError
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
-        """Return the verdicts on the scored ids, `block`, as a `Completion`. Raises `Fault`."""
+        """Return a `Completion` whose `verified` has a verdict on each of the scored ids (`block`).
+
+        A verdict is the id's logprob, and the likeliest id with its own. Raises `Fault`.
+        """
         raise NotImplementedError
 
     def tokenize(self, text: str, model: str | None) -> Request:
@@ -282,10 +285,10 @@ class TextServer(ABC):
         """Return the text and counts in a reply to `complete`. Raises `Fault`."""
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
-        """Return lists of alternatives: fields that may be added to the request, the best first.
+        """Return fields to add to the request: for each purpose a list of alternatives.
 
-        From each list the client adds the first that the API has not declined, and none if it has
-        declined all.
+        A purpose is for example to switch reasoning off. From its list the client adds the first
+        alternative that the API has not declined, and none if it has declined all.
         """
         return ()
 
@@ -305,7 +308,7 @@ class TextServer(ABC):
         raise NotImplementedError
 
     def control(self, text: str) -> str | None:
-        """Return the first part of `text` that the server reads as a control token, or None."""
+        """Return the first control token that the server would read in `text`; None without any."""
         return None
 
 
@@ -341,7 +344,8 @@ class ServedModel(NamedTuple):
     `address` names the model's files, from which its tokenizer may be read: a path, or for example
     `ollama:NAME`. `context` is the most ids of prompt and answer together, 0 if that is known only
     once the model is loaded. `slots` is how many answers the server decodes at once, None if it
-    does not say. `size` is the number of ids in the vocabulary, `parameters` the number of weights.
+    does not say. `size` is the number of ids in the vocabulary, `parameters` the number of weights
+    (None: unknown), `hidden_size` the width of its embeddings (0: unknown).
     """
 
     name: str
@@ -375,8 +379,8 @@ class EdgeServer(ABC):
     `program` is its name in messages. `top` is how many candidates are requested by default, `most`
     how many the server reports at most. `takes_text`: it continues a text, not ids. `joins`: for a
     character of several tokens it reports candidates of the last token only. `chunk`: how many
-    tokens to request at a time if only whole replies have candidates, else None. The replies to
-    `asks` identify the program; a server that declines the first of them runs another one.
+    tokens to request at a time if only whole replies have candidates, else None. `asks` are the
+    requests that identify the program: if the first gets no status 200, it is another program.
     """
 
     program: ClassVar[str]
@@ -391,10 +395,11 @@ class EdgeServer(ABC):
     def describe(
         self, url: str, model: str | None, context: int | None, *replies: bytes | None
     ) -> ServedModel | None:
-        """Return the `model` served at `url`, by the `replies` to `asks`; None: another program.
+        """Return the `model` served at `url`; None if the server runs another program.
 
-        With `model` None the server must have only one. `context` is the wanted context in tokens.
-        Raises `UsageError` for a model or a context that the server does not have.
+        `replies` are those to `asks`, None for one whose status was not 200. With `model` None the
+        server must have only one. `context` is the wanted context in tokens. Raises `UsageError`
+        for a model or a context that the server does not have.
         """
 
     @abstractmethod
@@ -409,7 +414,7 @@ class EdgeServer(ABC):
     def metered(self, data: bytes) -> tuple[int, int | None]:
         """Return from a whole reply how many tokens the prompt had, and how many were computed.
 
-        The second is None if the server does not report it. Raises `Fault`.
+        All others came from the KV cache. The second is None if unreported. Raises `Fault`.
         """
 
     def single(self, asked: WantedStream, end: int) -> Request | None:
@@ -424,7 +429,7 @@ class EdgeServer(ABC):
     """The request that lists the server's slots; None if it has no such list."""
 
     def slots(self, data: bytes | None) -> list[tuple[object, int | None]]:
-        """Return (seed, tokens written) of each working slot in a reply to the request `busy`."""
+        """Return (seed, tokens written if known) of each working slot in a reply to `busy`."""
         return []
 
     def loaded(self, model: ServedModel) -> Sequence[Request]:

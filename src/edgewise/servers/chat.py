@@ -46,7 +46,7 @@ class ChatServer(OpenAiReplies):
         return Request(_PATH, body if asked.drawn == GREEDY else {**body, **self._drawn(asked)})
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
-        """Return what turns reasoning off, then the seed (in a greedy request: temperature 0)."""
+        """Return fields to turn reasoning off, then one for the seed (greedy: temperature 0)."""
         if asked.drawn == GREEDY:
             return (self.quiet,), (GREEDY,)
         return (self.quiet,), ({self.seed: asked.drawn["seed"]},) if self.seed else ()
@@ -61,7 +61,10 @@ class ChatServer(OpenAiReplies):
 
 
 def temperature_of(drawn: Mapping[str, Any]) -> Fields:
-    """Return the temperature, and top-p only below 1: some models take just one of the two."""
+    """Return the field `temperature` of `drawn`, and `top_p` too if it is below 1.
+
+    Some models take just one of the two.
+    """
     filters = {} if drawn["top_p"] == 1 else {"top_p": drawn["top_p"]}
     return {"temperature": drawn["temperature"], **filters}
 

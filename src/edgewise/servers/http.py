@@ -1,6 +1,6 @@
-"""The HTTP client settings for all servers, and plain words for connection errors.
+"""Settings of HTTP clients, and plain words for connection errors.
 
-TLS is verified, no cookie is kept, no redirect is followed, and no environment variable is read.
+An edge server's client verifies TLS, keeps no cookie, follows no redirect and uses no proxy.
 """
 
 import os
@@ -45,8 +45,8 @@ _WHY: tuple[tuple[type[BaseException], str], ...] = (
 def client_options(key: str | None, timeout: httpx2.Timeout | None = None) -> dict[str, Any]:
     """Return the arguments of an httpx client that sends `key` as a bearer token.
 
-    Cookies are refused: they would tell a cloud which answers belong together. The environment is
-    ignored: a ~/.netrc would send the host a password.
+    Cookies are refused: they would tell a server which answers belong together. Proxies of the
+    environment are not used, nor is ~/.netrc, which would send the host a password.
     """
     bearer = {"Authorization": f"Bearer {key}"} if key else {}
     return {

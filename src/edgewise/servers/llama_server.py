@@ -161,9 +161,9 @@ class LlamaCppServer(IdServer, EdgeServer):
         return Request("/completion", {**body, **_named(model)}, len(ids))
 
     def slot(self, data: bytes) -> tuple[int, int | None]:
-        """Return the slot that replied, and how many prompt tokens it had cached (None: unknown).
+        """Return the number of the slot that replied, and how many prompt tokens it had cached.
 
-        Raises `Fault`.
+        The second is None if unknown. Raises `Fault`.
         """
         reply = decoded(data, _Reply)
         return reply.id_slot, reply.timings.cache_n
@@ -266,7 +266,10 @@ class LlamaCppText(TextServer):
 
 
 def ordered(drawn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `drawn` with llama-server's `samplers` in Edgewise's order; unchanged if greedy."""
+    """Return the sampling fields `drawn`; unless greedy, with llama-server's field `samplers`.
+
+    It lists the samplers in the order in which Edgewise applies them, the temperature first.
+    """
     if "top_p" not in drawn:
         return drawn
     return {**drawn, "samplers": ["temperature", "top_k", "top_p", "min_p"]}

@@ -224,7 +224,10 @@ class VllmServer(IdServer, LmStudioServer):
         return one.having(prompt=prompts, logprobs=_MOST)._replace(ids=sum(map(len, prompts)))
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
-        """Return the verification; an id outside the 20 likeliest gets the logprob of the 20th."""
+        """Return the verdicts on the ids in `block`, as `IdServer.scored` describes.
+
+        An id outside the 20 likeliest gets the logprob of the 20th.
+        """
         reply = decoded(data, _Reply)
         choices = sorted(reply.choices or [], key=lambda choice: choice.index)
         if [choice.index for choice in choices] != [*range(len(block))]:

@@ -106,10 +106,10 @@ def completion_of(
 ) -> Completion:
     """Return a `Completion` of `ids`.
 
-    `tops` holds the candidates (id, logprob) of each id. `stopped`: the model ended its answer;
-    then `logprobs` and `tops` may have one item more, for the end token, which is dropped. `prompt`
-    and `cached` are the engine's counts of prompt tokens, and of those among them from its cache;
-    `seconds` is the time that it reports.
+    `tops` holds the candidates (id, logprob) of each id, in any order; the `TOP` likeliest stay.
+    `stopped`: the model ended its answer; then `logprobs` and `tops` may have one item more, for
+    the end token, which is dropped. `prompt` and `cached` are the engine's counts of prompt tokens,
+    and of those among them from its cache; `seconds` is the time that it reports.
     """
 
     def kept(rows: Sequence[_T]) -> Sequence[_T]:
@@ -128,7 +128,7 @@ def completion_of(
 
 
 def verification_of(ids: Sequence[int], told: Completion, *, written: int) -> Completion:
-    """Return a `Completion` whose `verified` has the engine's verdict on each of `ids`.
+    """Return a `Completion` whose `verified` has the verdict (`Verified`) on each of `ids`.
 
     `told` is the engine's report, a completion as if the engine had written `ids`. `written` is how
     many tokens it bills as written. Raises `Fault` if the report is on other ids, or lacks
@@ -172,7 +172,7 @@ class AssistantMessage(msgspec.Struct):
 
 
 def text_of(message: AssistantMessage) -> str:
-    """Return the text of a message. Raises `Fault` for a refusal, a tool call, or reasoning."""
+    """Return a message's text. Raises `Fault` for a refusal, a tool call, or only reasoning."""
     if message.refusal:
         raise Fault("a refusal to answer", CloudRejected)
     if message.tool_calls or message.function_call:
