@@ -199,7 +199,7 @@ FIELDS = {field.name: field for field in msgspec.structs.fields(Settings)}
 
 
 def names_in(*groups: str) -> tuple[str, ...]:
-    """Return the names of the settings in these groups (see `Settings`), group by group."""
+    """Return the names of the settings in these groups, such as "models", group by group."""
     by_group: dict[str, list[str]] = {}
     for name, field in FIELDS.items():
         meta: Meta = get_args(field.type)[1]
@@ -216,10 +216,11 @@ def load(
 ) -> tuple[Settings, dict[str, str]]:
     """Merge the settings from flags, environment and file; return them, and the source of each.
 
-    The second value maps the name of each setting that is set to its source. Flags that are None or
-    an empty list, and empty variables, count as unset. A source that gives a threshold drops the
-    cloud share of weaker sources, and the other way round. `environment` defaults to that of the
-    process, `folder` (where `edgewise.toml` is) to the working folder. Raises `UsageError`.
+    The second value maps the name of each setting that is set to "the flags", "the environment" or
+    "edgewise.toml". Flags that are None or an empty list, and empty variables, count as unset. A
+    source that gives a threshold drops the cloud share of weaker sources, and the other way round.
+    `environment` defaults to that of the process, `folder` (where `edgewise.toml` is) to the
+    working folder. Raises `UsageError` for an invalid value or an unknown name.
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
@@ -248,12 +249,12 @@ def settings_of(values: Mapping[str, object]) -> Settings:
 
 
 def spelled(name: str) -> str:
-    """Return a setting's name as files and flags spell it, with hyphens."""
+    """Return a setting's name as files and flags spell it: cloud-share for cloud_share."""
     return name.replace("_", "-")
 
 
 def variable(name: str) -> str:
-    """Return the name of the environment variable of a setting."""
+    """Return the environment variable of a setting: EDGEWISE_CLOUD_SHARE for cloud_share."""
     return PREFIX + name.upper()
 
 
@@ -269,8 +270,8 @@ def require_honoured(
 ) -> None:
     """Raise `UsageError` if any of the `refused` settings is set, since `reader` ignores them.
 
-    `reader` is the command that the message names; `places` says where each setting came from, as
-    `load` returns it.
+    A setting with its default value, or one of the same effect, is let pass. `reader` is the
+    command that the message names; `places` says where each setting came from (see `load`).
     """
     unread = [
         f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"
@@ -362,9 +363,10 @@ def require_known(name: str, problem: str, written: Callable[[str], str] = str) 
 
 
 def fraction(text: str, called: str = "The share", setting: str | None = None) -> float:
-    """Return the number that a share stands for: 0.05 for "0.05" or "5%". Raises `UsageError`.
+    """Return the number that a share stands for: 0.05 for "0.05" or "5%".
 
-    The error's message calls the share `called`; `setting` is the setting that the share is for.
+    Raises `UsageError` if it is no number; its size is not checked. The error's message calls the
+    share `called`, and the error's `setting` is `setting`.
     """
     part = text.strip().removesuffix("%")
     try:

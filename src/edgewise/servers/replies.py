@@ -194,7 +194,11 @@ def thinks() -> Fault:
 
 
 def words_of(said: object) -> str:
-    """Return the error message in an API's reply of any form, at most 200 characters long."""
+    """Return the error message in the body of an API's reply, at most 200 characters long.
+
+    `said` is the body as bytes, or a JSON value from it. A message is looked for under "error",
+    "message" and "detail"; without these the whole value is the message.
+    """
     if isinstance(said, bytes):
         try:
             said = msgspec.json.decode(said)

@@ -82,9 +82,10 @@ class Link:
         self._portal.call(self._open.clear)
 
     def spoil(self, how: Spoil, *, hang_up: bool = False) -> None:
-        """Replace the next bytes that the target sends to a client by what `how` returns, once.
+        """Replace the next piece of bytes from the target, on any connection, by `how(piece)`.
 
-        `how` gets the bytes. With `hang_up` the client is sent nothing more, and then disconnected.
+        A piece has at most 16 KiB; only one is replaced. With `hang_up` its client gets the result
+        and nothing more, and is then disconnected.
         """
         self._spoil, self._hangs_up = how, hang_up
 

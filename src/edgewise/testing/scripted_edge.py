@@ -85,15 +85,16 @@ class ByteTokenizer:
         return bytes([token]) if token < 256 else b""
 
     def special_text(self, name: str) -> str:
-        """Return "": chat templates get no special tokens."""
+        """Return "" for every `name` of a special token: chat templates get none."""
         return ""
 
 
 class ScriptedEdge(EdgeModel):
     """An edge model whose logits come from a `Script`, a function of the ids so far.
 
-    `context` is its context length in tokens, `abilities` what its engine can do. `computed` counts
-    the ids that all its sessions have run, so that a test can prove that none ran twice.
+    `context` is its context length in tokens; `abilities` says what it pretends to be able to do.
+    `computed` counts the ids that all its sessions have run, so that a test can prove that none ran
+    twice.
     """
 
     def __init__(

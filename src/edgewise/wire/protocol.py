@@ -71,7 +71,8 @@ class Prefetch(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """From the device: ids that a later `Ask` will need, so that the engine can prefill them early.
 
     `ids` start at `position` of the prefix; `checksum` is that of the whole prefix with them. The
-    prefill may be left out. The only answer is `NeedFull`, if the gateway does not hold equal ids.
+    gateway stores the ids, but may skip the prefill. It answers only if it lacks earlier ids of the
+    prefix or holds different ones, and then with `NeedFull`.
     """
 
     position: Count
@@ -133,8 +134,8 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
     `ids` are the tokens that the cloud model wrote. For each of them, `logprobs` has its logprob in
     nats and `top` the likeliest ids as (id, logprob). `stopped`: the model ended the answer.
     `cached` and `computed` prompt tokens and `engine_seconds` are the engine's own figures (None:
-    unknown). `verified` has, for each draft token, (its logprob, the id that the cloud model would
-    have written, the logprob of the likeliest id).
+    unknown). `verified` has, for each draft token to verify, the cloud model's (logprob of that
+    token, id that it would have written, logprob of its likeliest id).
     """
 
     ask: Count
@@ -160,10 +161,10 @@ class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=19):
     """From the gateway: consult `ask` failed. If `ask` is None, the session failed and is over.
 
-    `reason` is a `Fault` such as "timeout", which the device reports as `Token.reason`; in answer
-    to `Open` it may also be `VOCABULARY`. After `retry_after` milliseconds, if given, the device
-    may try again. `request_id` names the consult in the engine's log, if known, else in the
-    gateway's.
+    `reason` is the kind of failure, a `Fault` such as "timeout", which the device reports as
+    `Token.reason`. In answer to `Open` it may also be `VOCABULARY`: the vocabularies differ. After
+    `retry_after` milliseconds, if given, the device may try again. `request_id` names the consult
+    in the engine's log, if known, else in the gateway's.
     """
 
     ask: Count | None
@@ -220,7 +221,7 @@ class Ledger:
         return self._ids.tolist()
 
     def copy(self) -> "Ledger":
-        """Return a copy; this takes a quarter of a millisecond for the longest prefix."""
+        """Return a copy. For a prefix of `MAX_IDS` ids this takes a quarter of a millisecond."""
         made = Ledger()
         made._ids, made.checksum = self._ids[:], self.checksum
         return made
@@ -270,7 +271,10 @@ def _horner(terms: Iterable[int], base: int) -> int:
 
 
 def fingerprint(ids: Sequence[Sequence[int]]) -> str:
-    """Return a hash (hex) of a vocabulary. `ids` are its token ids for each text in `PROBES`."""
+    """Return 16 hex digits that identify a vocabulary, a hash of `ids`.
+
+    These are the token ids that its tokenizer gives each of the test strings `PROBES`.
+    """
     ledger = Ledger([token for part in ids for token in (*part, len(part))])
     return f"{ledger.checksum:016x}"
 
@@ -281,12 +285,12 @@ def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
 
 
 def request_id(session: str, ask: int) -> str:
-    """Return the name in logs and traces of the consult that has the number `ask` in `session`."""
+    """Return a consult's name in logs: the first 8 characters of `session`, "-", `ask` in hex."""
     return f"{session[:SHOWN]}-{ask:x}"
 
 
 def packed(sampling: Sampling) -> tuple[float, int, float, float, int] | None:
-    """Encode sampling settings for `Ask.sampling`; None for greedy."""
+    """Return `Ask.sampling`: (temperature, top_k, top_p, min_p, seed), or None for greedy."""
     if sampling.greedy:
         return None
     s = sampling
@@ -294,7 +298,7 @@ def packed(sampling: Sampling) -> tuple[float, int, float, float, int] | None:
 
 
 def unpacked(sampling: tuple[float, int, float, float, int] | None) -> Sampling:
-    """Decode `Ask.sampling`. Raises `UsageError` for values out of bounds."""
+    """Return the settings in `Ask.sampling`. Raises `UsageError` for values out of bounds."""
     if sampling is None:
         return Sampling()
     temperature, top_k, top_p, min_p, seed = sampling

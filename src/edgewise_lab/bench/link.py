@@ -1,11 +1,12 @@
 """Cost of a network link between edge and cloud, by three systems over an emulated link.
 
 The systems are the edge model alone, a pair that waits for each consult (a request to the cloud
-model), and a pair that speculates meanwhile. They answer the same questions in turn. Time per token
-excludes the time that the edge model alone needs to read the prompt. It is divided by the edge's
-own time per token, and compared with 1 + p d (RTT + c) / t, the value for a pair that loses time
-only by the consults that change its token. p is the share of tokens with a consult, d the fraction
-of consults that changed the token, c the engine's time, t the edge's step (times in seconds).
+model), and a pair whose edge goes on with draft tokens meanwhile (speculates). They answer the same
+questions in turn. Time per token excludes the time that the edge model alone needs to read the
+prompt. It is divided by the time per token of the edge alone, t, and compared with
+1 + p d (RTT + c) / t, the value for a pair that loses time only by the consults that change its
+token. p is the share of tokens with a consult, d the fraction of consults that changed the token,
+RTT the link's round trip, c the engine time that the bench emulates (times in seconds).
 """
 
 import socket
@@ -44,7 +45,7 @@ Connect = Callable[[str], CloudModel]
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A ratio with its 95% interval (paired bootstrap over the questions)."""
+    """A ratio with the ends of its 95% interval (paired bootstrap over the questions)."""
 
     value: float
     low: float
@@ -69,8 +70,8 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     tokens) are per token of the speculating pair. `failed_calls` counts the failed consults of both
     pairs, `identical` the questions to which both gave the same ids. For each other question,
     `margins` has the likeliest id's logprob minus the second's (nats) in the waiting pair's answer,
-    where the two first differ (NaN: not known). `right` are the fractions of right answers of the
-    `SYSTEMS`.
+    where the two first differ (NaN: not known). `right` are the fractions of right answers of edge
+    alone, waiting pair and speculating pair.
     """
 
     round_trip: float
@@ -97,9 +98,9 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way:
-    """One of the three compared `SYSTEMS`, with its answers to the questions asked so far.
+    """One of the three compared systems, with its answers to the questions asked so far.
 
-    `right` has the grade of each answer.
+    `right` says for each answer whether it is right.
     """
 
     def __init__(self, decoder: Decoder, edge: PacedEdge) -> None:
@@ -294,8 +295,9 @@ def _margin(token: Token | None) -> float:
 def advice_over(row: LinkRow, cloud: CloudPace, engine: float) -> Advice:
     """Return advice on whether edge alone, cloud alone or both are best under a row's conditions.
 
-    `cloud` was measured without the link. `engine` seconds are added to its time for a consult, and
-    to that for each further token; how fast it streams over the link is computed, not measured.
+    `cloud` was measured without the link. To stand for a slower engine, `engine` seconds are added
+    to its time for a consult and to its time for each further token. The speed of the cloud alone,
+    streaming over the link, is computed from these and not measured.
     """
     at = MeasuredConditions(
         step=row.step,

@@ -147,7 +147,8 @@ class DelayedCloud(WrappedCloud):
     """A `CloudModel` that delegates to `cloud` and holds each completion back for a while.
 
     `delay` returns the seconds, from the number of tokens written and the number of prompt tokens
-    that the engine computed. Errors are not delayed. Parallel completions are delayed in parallel.
+    that the engine computed (all, if unreported). Errors are not delayed. Parallel completions
+    are delayed in parallel.
     """
 
     def __init__(self, cloud: CloudModel, delay: EngineTime) -> None:

@@ -28,8 +28,9 @@ from edgewise_lab.evaluation.statistics import median_interval
 class Ratio(msgspec.Struct, frozen=True):
     """The loop's speed divided by the bare engine's: median over the rounds, and 95% interval.
 
-    `undetected` is the largest loss of speed, a fraction, that this run could not have detected:
-    the distance from 1 that the 95% interval reaches if the bare engine is compared with itself.
+    `undetected` is the largest loss that this run could not have detected, as a fraction of the
+    bare engine's speed. It comes from comparing the bare engine with itself: that ratio's 95%
+    interval reaches this far from 1.
     """
 
     median: float
@@ -102,9 +103,10 @@ def random_prompt(model: EdgeModel, length: int) -> list[int]:
 
 
 def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[float, float]:
-    """Return the median seconds of a router's score, and of the step that it scores.
+    """Return the median seconds of a router's score, and of the decoding step that it scores.
 
-    Reading logits counts as part of the score, copying the hidden state as part of the step.
+    At most `steps` steps are timed. Reading logits counts as part of the score, copying the hidden
+    state as part of the step.
     """
     scores: list[float] = []
     decodes: list[float] = []

@@ -148,9 +148,10 @@ def tell(
     csv: Path | None,
     main: str | None = None,
 ) -> None:
-    """Print the figures as tables with warnings, or as JSON; also write them to the file `csv`.
+    """Print the figures in `table`, as tables or as JSON, and also write them to the file `csv`.
 
-    `main` is the name of the system that the tables compare the others with.
+    Warnings follow, such as of a missed cloud share. `main` is the name of the system that the
+    tables compare the others with.
     """
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"
@@ -217,9 +218,10 @@ def served(
     edge: EdgeModel,
     shares: Sequence[float],
 ) -> dict[float, Policy]:
-    """Return the policy (rules for asking the cloud) of `edgewise serve`, for each of `shares`.
+    """Return, by cloud share in `shares`, the policy that `edgewise serve` would have with it.
 
-    Other settings are as `chosen`; a failing cloud raises an error. `card` is the router's card.
+    A policy is the rules for asking the cloud. Other settings are as `chosen`, but a failing cloud
+    raises an error. `card` is the router's model card (None: it has none).
     """
     as_set = [
         replace(chosen, cloud_share=one, threshold=None, on_cloud_error="raise") for one in shares

@@ -86,7 +86,7 @@ def tell_of_code(tasks: Iterable[Task]) -> None:
 def counted(progress: Progress, name: str, total: int | None = None) -> Callable[..., None]:
     """Add a progress bar and return a function that advances it by one step.
 
-    `total` is the expected number of steps. The function may be given a new one.
+    `total` is the expected number of steps; the returned function may be called with a new total.
     """
     bar = progress.add_task(name, total=total)
 
@@ -297,7 +297,10 @@ def system_named(system: str, share: float | None) -> str:
 
 
 def gap(recovered: float | None, interval: Interval | None) -> str:
-    """Return as text how much of the edge-cloud accuracy gap is recovered ("no gap" for None)."""
+    """Return the recovered fraction of the edge-cloud accuracy gap as text: "40% (12 to 65)".
+
+    The 95% interval is in parentheses. Without a fraction or an interval the text is "no gap".
+    """
     if recovered is None or interval is None:
         return "no gap"
     return _with_ends(recovered, interval)

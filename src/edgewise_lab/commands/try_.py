@@ -51,10 +51,10 @@ _LIMITS, _DRAWS = ("max_cost", "max_cost_day"), ("temperature", *options.DRAWS)
 
 
 class SideAnswer(Outcome, frozen=True, kw_only=True):
-    """A system's answer to one prompt, graded.
+    """The graded answer to one prompt of a system: edge alone, pair or cloud alone.
 
-    `tokens` is empty for the cloud alone, which does not report them one by one. `paid` is the
-    price of the cloud's work in this answer, None if no price is set.
+    `tokens` is empty for the cloud alone, which does not report them one by one. `paid` is what the
+    cloud's work for this answer costs, in `Tried.currency`; None if no price is set.
     """
 
     tokens: tuple[Token, ...] = ()
@@ -62,7 +62,7 @@ class SideAnswer(Outcome, frozen=True, kw_only=True):
 
 
 class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and the answers to it, by system.
+    """A prompt and the answers to it, by system: "edge", "pair", "cloud".
 
     `checked` says whether the answers' grades mean anything: whether a right answer is known, and
     no person is needed to grade.

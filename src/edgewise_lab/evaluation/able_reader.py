@@ -1,7 +1,7 @@
-"""A simulated cloud model that verifies passages sentence by sentence.
+"""A simulated cloud model that verifies passages (several sentences) sentence by sentence.
 
-It computes its verdicts from a cloud model that scores tokens, where a chat model would judge the
-text. So an evaluation can tell what it costs to verify whole sentences in place of tokens.
+It stands for a chat model, which would judge the text, but computes its verdicts from a cloud model
+that scores tokens. So an evaluation can tell what verifying sentences, not tokens, costs.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ AT_ONCE, MOST = 16, 128
 class AbleReader(CloudModel):
     """A cloud model that accepts sentences, and rewrites the first one that it rejects.
 
-    It asks another cloud model, `cloud`. A sentence is rejected for any token that `cloud` would
-    not write itself and finds less than `RATIO` times as probable as the likeliest token. `cloud`
-    must be able to verify tokens and have the edge's vocabulary, that of `tokenizer`.
+    It asks another cloud model, `cloud`. A sentence is rejected if it has a token that `cloud`
+    would not write itself and finds less than `RATIO` times as probable as its likeliest token.
+    `cloud` must be able to verify tokens and have the edge's vocabulary, that of `tokenizer`.
     """
 
     reads_passages = verifies = True

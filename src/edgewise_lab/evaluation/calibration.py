@@ -33,8 +33,8 @@ SETTLED = 0.03
 class Calibrated(msgspec.Struct, frozen=True):
     """A calibrated threshold, with figures of the pair's answers to the calibration questions.
 
-    `share` is the cloud share of these answers, `interval` its 95% interval over questions. `right`
-    has a grade for each answer.
+    `share` is the cloud share of these answers, `interval` its 95% interval (low, high), found by
+    resampling the questions. `right` says for each answer whether it is right.
     """
 
     threshold: float
@@ -126,16 +126,17 @@ class Answers:
             self._made[standing.outcome.question].append(standing)
 
     def expect(self, shares: int) -> None:
-        """Update the estimate of how many answers there will be in all.
+        """Update the estimate of how many answers will be made in all, for progress bars.
 
         `shares` is the number of cloud shares whose thresholds are still to be found.
         """
         self._expected = self._count + round(shares * _EACH * len(self._task.questions))
 
     def at(self, threshold: float) -> Realised:
-        """Return the pair's answers at this threshold, new or reused, to all questions not `lost`.
+        """Return the pair's answers at this threshold to all questions, newly made or reused.
 
-        At those the cloud failed. Raises a `CloudError` if it fails at more than `may_lose`.
+        A question at which the cloud fails is left out, and not tried again in later calls. Raises
+        a `CloudError` if there are more than `may_lose` such questions.
         """
         decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
         system = Decoded(decoder, self._task.max_tokens)

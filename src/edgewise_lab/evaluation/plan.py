@@ -150,12 +150,13 @@ class Evaluation:
         shares: Sequence[float],
         systems: Collection[str] = SYSTEMS,
     ) -> dict[Cell, list[Outcome]]:
-        """Answer all questions with the `systems`; return the outcomes in the order of the report.
+        """Answer all questions with the `systems`; return the outcomes of each.
 
-        `contenders` are the routers to compare, `shares` the target cloud shares (for the system
-        "served", those in `Contender.served`). Edge alone and cloud alone are in the result even if
-        `systems` leaves them out: each if an earlier run stored all its outcomes, and cloud alone
-        also if the right answers are unknown, since its answers then stand in for them.
+        The keys are `Cell`s (system, target cloud share), in the order of the report. `contenders`
+        are the routers to compare, `shares` the target cloud shares (for the system "served", those
+        in `Contender.served`). Edge alone and cloud alone are in the result even if `systems`
+        leaves them out: each if an earlier run stored all its outcomes, and cloud alone also if the
+        right answers are unknown, since its answers then stand in for them.
         """
         found: dict[Cell, list[Outcome]] = {}
         for _, make in self._parts(contenders, shares, systems, found):
@@ -233,11 +234,11 @@ class Evaluation:
     def served(
         self, contender: Contender, cloud: CloudModel | None = None
     ) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of a router as users get it, for each cloud share in its `served`.
+        """Return the outcomes of a router under `edgewise serve`, for each share in its `served`.
 
-        All answers at one share draw on one budget of cloud tokens, so each depends on those before
-        it. An interrupted run resumes with the budget that it stored. `cloud` replaces the
-        evaluation's cloud model.
+        As there, all answers at one share draw on one budget of cloud tokens, so each depends on
+        those before it. An interrupted run resumes with the budget that it stored. `cloud` replaces
+        the evaluation's cloud model.
         """
         found: dict[Cell, list[Outcome]] = {}
         store, router = self._store_of(contender), contender.identity or ""
@@ -263,7 +264,7 @@ class Evaluation:
         return self.served(Contender(name, READS_ALONG, identity=name, served=by_share), cloud)
 
     def exact(self) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes where the cloud corrects every token that is not its own choice."""
+        """Return the outcomes where the cloud replaces any token that it would not write itself."""
         policy = replace(self._verifying(), verify="exact")
         decoder = Decoder(self.edge, router=READS_ALONG, policy=policy, cloud=self.cloud)
         return {EXACT: self._cell(EXACT, Decoded(decoder, self.task.max_tokens).answer)}
@@ -297,7 +298,10 @@ class Evaluation:
         return found
 
     def commit_point(self) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of `CommitPoint`: the cloud writes the token that names a choice."""
+        """Return the outcomes of `CommitPoint`, a system for multiple-choice questions.
+
+        The cloud writes one token: the one with which the edge alone first names a choice.
+        """
         every = all(question.choices for question in self.task.questions)
         system = CommitPoint(self.edge, self.cloud, self.task.max_tokens)
         cell = COMMIT_POINT if every else SOME_COMMIT_POINTS
@@ -328,7 +332,7 @@ class Evaluation:
 
 
 def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence[str]:
-    """Return the systems to run: those that `named` lists, separated by commas, or the default.
+    """Return the names of the systems to run: those in `named`, separated by commas, or a default.
 
     The default (`named` is None) is all systems but "passages", a simulated cloud that judges whole
     sentences; with `baselines=False` it is only the edge alone, the cloud alone and the routers to

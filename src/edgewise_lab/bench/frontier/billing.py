@@ -33,11 +33,12 @@ class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PriceList(NamedTuple):
-    """Prices of one provider, in any one currency; `name` is shown in the report.
+    """Prices of one provider; `name` is shown in the report.
 
-    A prompt token costs `input`, or `cached` if billed as cached; a written token costs `output`,
-    and a second of the engine's time `second`. If at least `cached_from` tokens of a request were
-    `seen` before (see `CloudRequest`), these are billed as cached (None: no token ever is).
+    One prompt token costs `input`, or `cached` if billed as cached; one written token costs
+    `output`, and a second of the engine's time `second`. Any unit will do, since the report divides
+    bills by each other. If at least `cached_from` tokens of a request were `seen` before (see
+    `CloudRequest`), these are billed as cached (None: no token ever is).
     """
 
     name: str
@@ -100,7 +101,7 @@ class RecordedCloud(WrappedCloud):
         return _RecordedSession(self.cloud.open(prompt), self._asks)
 
     def take(self) -> tuple[CloudRequest, ...]:
-        """Return the requests since the last call, in the order in which they were made.
+        """Return the requests since the last call, oldest first, and forget them.
 
         A request that the engine refused is left out, since it costs nothing. If one was cancelled
         or failed otherwise, all tokens that it asked for count as written, and its `cached` and

@@ -25,8 +25,9 @@ the score of that answer decides whether the cloud answers as well.
 class MeasuredAnswers(NamedTuple):
     """A system's answers to all questions (`quality`), and timed answers to some of them (`timed`).
 
-    Accuracy is computed from `quality`, times and bills from `timed`. `clock` is "composed" if the
-    times are sums of other systems' measured times; `note` is a remark for the report's readers.
+    Accuracy is computed from `quality`, times and bills from `timed`. `clock` is "measured", or
+    "composed" if the times are sums of other systems' measured times. `note` is a remark for the
+    report's readers.
     """
 
     quality: Sequence[MeasuredAnswer]
@@ -53,9 +54,9 @@ def frontier(
 
     The cascade sends the questions that the edge answers least surely; the oracle sends those that
     only the cloud gets right. Their answers are taken from edge alone and cloud alone, and their
-    cloud share is at most that of the system `main`. `found` maps names to answers to the same
-    questions, and must hold edge alone, cloud alone and `main`. `conditions` become part of the
-    report.
+    cloud share is at most that of the system `main`. `found` maps names of systems to their answers
+    to the same questions, and must hold edge alone, cloud alone and `main`. `conditions` (name to
+    value) are copied into the report.
     """
     every = {**found, **_whole(found[EDGE.system], found[CLOUD.system], found[main])}
     every = {name: one._replace(timed=metered_seconds(one.timed)) for name, one in every.items()}
@@ -102,9 +103,10 @@ def composed(
 ) -> list[MeasuredAnswer]:
     """Return the answers of a system that sends the questions with the indices `sent` to the cloud.
 
-    They are taken from `edge` and `cloud`, the answers of each model alone, and the times of both
-    are added up. If the `way` is "cascade", the edge first answers every question, and the user
-    sees its answer only when it is complete, since until then the cloud's may replace it.
+    `edge` and `cloud` are the answers of each model alone, one a question. A question in `sent`
+    gets the cloud's, its times plus those that the edge takes before: its TTFT if `way` is "routed"
+    (it only reads the prompt), its whole answer if `way` is "cascade". In a cascade the user sees
+    an edge answer only when it is complete, since until then the cloud's may replace it.
     """
     both = zip(edge, cloud, strict=True)
     if way == "routed":
@@ -164,9 +166,9 @@ def _bills(answers: Sequence[MeasuredAnswer]) -> dict[str, float | None]:
 
 
 def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
-    """Return the answers with `engine_seconds` filled in where the engine reported no time.
+    """Return the answers, with `engine_seconds` filled in for requests whose engine reported none.
 
-    Such requests, mostly cancelled ones, get the mean of the reported times (None without any).
+    Such requests, mostly cancelled ones, get the mean of the reported times, None without any.
     """
     every = [request.engine_seconds for answer in answers for request in answer.requests]
     known = [seconds for seconds in every if seconds is not None]
@@ -182,8 +184,9 @@ def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
 def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | None:
     """Return the mean number of prompt tokens that the engine computed for an answer.
 
-    If the engine did not report this for a request, such as a cancelled one, the request counts as
-    `prompt` - `seen` tokens. None if there were requests, but no such report.
+    A request for which the engine did not report this, such as a cancelled one, counts as the
+    tokens of its prompt that no earlier request had (`prompt` - `seen`). None if there were
+    requests, and the engine reported it for none of them.
     """
     every = [request for answer in answers for request in answer.requests]
     meters = any(request.computed is not None for request in every)

@@ -92,7 +92,7 @@ class Streamed:
         self._http.close()
 
     def take(self) -> tuple[CloudRequest, ...]:
-        """Return the requests since the last call."""
+        """Return the answered requests since the last call, oldest first, and forget them."""
         asked, self._asked[:] = tuple(self._asked), []
         return asked
 

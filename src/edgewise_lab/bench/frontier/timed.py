@@ -35,10 +35,10 @@ from edgewise_lab.evaluation.tasks.base import Question
 class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A system's answer to a question, with its times and its costs.
 
-    `outcome` is the graded answer, its duration included. `ttft` is the time to the first token and
-    `gap` the longest between two, in seconds, as a user sees them. The edge made `decodes` forward
-    passes over `positions` ids in all, prompt included. `requests` went to the cloud. `sent` and
-    `received` bytes travelled over the link; None where there was none.
+    `outcome` is the graded answer, its duration included. `ttft` is the time until the first text
+    appears and `gap` the longest between two pieces of text, in seconds. The edge made `decodes`
+    forward passes over `positions` ids in all, prompt included. `requests` went to the cloud.
+    `sent` and `received` bytes travelled over the link (None: a cloud without a `Link`).
     """
 
     outcome: Outcome
@@ -226,10 +226,11 @@ class PairSystems:
         return self._pair(router, threshold, speculate)
 
     def commit_point(self, speculate: int) -> Timed:
-        """Return a system that asks the cloud for one token an answer: the one that names a choice.
+        """Return a system for multiple choice: the cloud writes one token, which names a choice.
 
         It is the token with which the edge, answering alone, first names one of the question's
-        choices. Its position is found before the timing starts, as if the device knew it.
+        choices; if it names none, the cloud is not asked. The token's position is found before the
+        timing starts, as if the device knew it.
         """
         place = AtPosition(None)
 

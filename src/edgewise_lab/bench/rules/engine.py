@@ -26,7 +26,7 @@ _EVERY = 16
 
 
 class RowAnswer(NamedTuple):
-    """An answer's ids, and for each whether the cloud wrote it and its rule's `signal` there."""
+    """An answer's ids, and for each whether the cloud wrote it and its signal (see `Rule`)."""
 
     ids: NDArray[np.int64]
     by_cloud: NDArray[np.bool_]
@@ -76,9 +76,10 @@ class RowEngine:
         asked: Sequence[Asked],
         rows: int | None = None,
     ) -> Iterator[tuple[Sequence[Asked], list[RowAnswer]]]:
-        """Make `answers` in batches of at most `rows`; yield each part of `asked` with its answers.
+        """Make `answers` in batches of at most `rows`, in the order of `asked`.
 
-        `rows` defaults to `ROWS_ON_GPU` or `ROWS_ON_CPU`; the other arguments are as for `answers`.
+        Yields, for each batch, its part of `asked` and the answers to it. `rows` defaults to
+        `ROWS_ON_GPU` or `ROWS_ON_CPU`; the other arguments are as for `answers`.
         """
         size = rows or (ROWS_ON_GPU if self.device.type != "cpu" else ROWS_ON_CPU)
         for begin in range(0, len(asked), size):

@@ -67,8 +67,8 @@ class RowModel:
     def step(self, ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         """Run `ids` [rows, n]; return the logits [rows, vocabulary] after the last.
 
-        `places` [rows, n] are their positions. `mask` [rows, columns] is 1 where a column of the KV
-        cache, or of `ids` at its end, is attended to.
+        `places` [rows, n] are their positions. `mask` [rows, columns] has a column for each id in
+        the KV cache, then one for each in `ids`: 1 if attention may see that id, else 0.
         """
         with self.torch.inference_mode():
             made = self._network(
@@ -116,7 +116,10 @@ def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto"
 
 
 def device_of(torch: Any, name: str) -> str:
-    """Return `name`, with `auto` resolved. Raises `UsageError` for a device that torch lacks."""
+    """Return the torch device `name`; for "auto" the accelerator that torch finds, else "cpu".
+
+    Raises `UsageError` for a device that torch lacks.
+    """
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
         return "cpu" if found is None else str(found.type)
@@ -220,7 +223,7 @@ def _filled(torch: Any, network: Any, state: dict[str, Tensor], path: Path) -> A
 
 
 def padded(torch: Any, prompts: Sequence[Sequence[int]], device: Any) -> tuple[Tensor, Tensor]:
-    """Return ids and mask, tensors [prompts, columns], padded on the left (mask 0)."""
+    """Return (ids, mask) of prompts, tensors [prompts, columns], padded on the left with zeros."""
     longest = max(map(len, prompts))
     ids = [[0] * (longest - len(one)) + list(one) for one in prompts]
     mask = [[0] * (longest - len(one)) + [1] * len(one) for one in prompts]

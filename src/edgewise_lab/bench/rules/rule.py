@@ -23,12 +23,14 @@ _LEAST_MEAN = 0.05
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A rule by which the cloud writes some tokens: those where `signal` reaches a threshold.
+    """A rule by which the cloud writes some tokens: those where a signal reaches a threshold.
 
-    `signal` is a key of `SIGNALS`. If the rule `verifies`, the cloud writes a token only where the
-    two models' tokens differ, and it writes an answer's first token wherever they differ. `then`
-    says what happens there (see `Then`). Without a fixed `threshold`, each cloud share gets one by
-    a search.
+    A signal is a number for each token, such as the edge's entropy; `signal` is its name, a key of
+    `SIGNALS`. A rule that `verifies` applies only where the two models' tokens differ; if an
+    answer's first tokens differ, it applies whatever the signal is. `then` says what the cloud
+    writes where the rule applies: the token, the rest of the word too, or the token unless the
+    models agree on the next few (see `Then`). If `threshold` is None, one is searched for each
+    cloud share.
     """
 
     name: str
@@ -118,9 +120,10 @@ def look(torch: Any, logits: Sequence[Tensor], mean: Tensor, random: Tensor) -> 
 
 
 class RuleColumns(NamedTuple):
-    """The rules of a batch as tensors [rows]; `signal` is an index into `SIGNALS`.
+    """The rules of a batch as tensors [rows], one rule a row, with the meaning of `Rule`'s fields.
 
-    `word` and `window` are true where the rule's `then` is "word" or "window".
+    `signal` is an index into `SIGNALS`. `word` and `window` are true where `Rule.then` is "word" or
+    "window".
     """
 
     signal: Tensor

@@ -69,10 +69,12 @@ class Sweep:
     def run(
         self, task: Task, calibration: Task, rules: Sequence[Rule], shares: Sequence[float]
     ) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of the edge, the cloud, and every rule at every cloud share.
+        """Return the outcomes of edge alone, cloud alone, and every rule at every cloud share.
 
-        Thresholds are found on the questions of `calibration`; what the store has of an earlier run
-        is reused. Raises `ContextOverflow` for a question that leaves no room for an answer.
+        The keys are `Cell`s (name, cloud share); a rule with a fixed threshold has one, without a
+        share. Thresholds are found on the questions of `calibration`; what the store has of an
+        earlier run is reused. Raises `ContextOverflow` for a question that leaves no room for an
+        answer.
         """
         fixed = [rule for rule in (EDGE, CLOUD, *rules) if rule.threshold is not None]
         asked = [(rule, share) for share in shares for rule in rules if rule.threshold is None]
