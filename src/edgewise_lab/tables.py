@@ -25,6 +25,6 @@ def line(cells: Sequence[str], *, head: bool = False) -> list[str]:
 
 
 def share(value: float, interval: tuple[float, float]) -> str:
-    """Return a fraction and its 95% interval as text, in percent."""
+    """Return a fraction and its 95% interval as text: "12.3% (10.1 to 14.5)"."""
     low, high = interval
     return f"{value:.1%} ({100 * low:.1f} to {100 * high:.1f})"

@@ -359,17 +359,21 @@ def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence
 def manifest(
     task: Task, calibration: Task, edge: EdgeModel, cloud: CloudModel
 ) -> dict[str, object]:
-    """Return a dict that identifies all that outcomes depend on: the questions and both models.
+    """Return a dict that identifies what all outcomes depend on: the questions and both models.
 
-    Runs with equal manifests may share a folder. Call `cloud.check_vocabulary` before this: until
-    then a cloud model behind an engine is not fully identified.
+    Its keys are those of `described`, "edge" and "cloud". Runs with equal manifests may share a
+    folder of results. Call `cloud.check_vocabulary` first: until then the identity of a cloud model
+    in another process is incomplete.
     """
     models = {"edge": edge.fingerprint(), "cloud": cloud_identity(cloud)}
     return {**described(task, calibration), **models}
 
 
 def described(task: Task, calibration: Task) -> dict[str, object]:
-    """Return the part of a manifest that identifies the questions of both tasks."""
+    """Return the part of a manifest that identifies the questions of both tasks.
+
+    Its keys are "format" (version of stored results), "task" (name) and "questions" (SHA-256).
+    """
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
     return {"format": 3, "task": task.name, "questions": digest}
 
@@ -389,9 +393,9 @@ def warnings(task: Task, contenders: Sequence[Contender], table: Sequence[Row]) 
 
     They name routers of `contenders` that were trained or calibrated on another task, systems that
     missed their cloud share, and a task without right answers. A share is missed if its whole 95 %
-    interval is off by more than a quarter (`FAR`), so that few questions alone raise no alarm. The
-    system "query-level", in which the cloud writes whole answers, is not checked: its share is only
-    an upper limit.
+    interval lies above 1.25 times, or below 0.75 times (`FAR`), the share asked for. The system
+    "query-level", in which the cloud writes whole answers, is not checked: its share is only an
+    upper limit.
     """
     sentences = [] if task.known else [AGREEMENT]
     sentences += [_made_for_others(task, contender) for contender in contenders]

@@ -51,10 +51,11 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 def sequence(edge: EdgeModel, router: Router) -> list[float]:
-    """Return the thresholds to test, ascending.
+    """Return the thresholds to test, ascending, at most 40.
 
-    They come from quantiles of the router's scores on fixed built-in prompts that the edge answers
-    alone, and so do not depend on the calibration prompts.
+    The edge answers fixed built-in prompts alone, and the router scores each token. 16 thresholds
+    are those that the fractions `SHARES` of these scores reach; 24 more are evenly spaced, in
+    log-odds, between the lowest and the highest. None depends on the calibration prompts.
     """
     scores = own_scores(edge, router)
     by_share = np.quantile(scores, [1 - s for s in SHARES]) if scores else 1 - np.array(SHARES)
@@ -65,12 +66,18 @@ def sequence(edge: EdgeModel, router: Router) -> list[float]:
 
 
 def fewest(keep: float) -> int:
-    """Return how many prompts show `keep` with 95% confidence if all are answered right."""
+    """Return how many answers, all of them right, show that the fraction `keep` is right.
+
+    They show with 95% confidence that at least this fraction of all answers is right.
+    """
     return math.ceil(math.log(1 - CONFIDENCE) / math.log(keep))
 
 
 def require_prompts(keep: float, prompts: int) -> None:
-    """Raise `UsageError` for a `keep` outside 0 to 1, too few `prompts` to show it, or no scipy."""
+    """Raise `UsageError` if `prompts`, a number of prompts, is less than `fewest(keep)`.
+
+    It is also raised if `keep` is not between 0 and 1, or scipy is not installed.
+    """
     if not 0 < keep < 1:
         raise UsageError(f"keep must lie between 0 and 1, not {keep:g}.", setting="keep")
     scipy_part("stats")  # before anything is paid for

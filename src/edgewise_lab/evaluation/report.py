@@ -38,15 +38,15 @@ Clock = Literal["measured", "composed"]
 class TimedFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Times and costs of one system, as means per answer unless stated; None is unknown.
 
-    `answers` counts the timed answers. `time` is the mean duration of an answer in seconds, with
-    its percentiles; `ttft` is the median time to first token, `gap` the 95th percentile of an
-    answer's longest pause between two tokens, both in seconds.
+    `answers` counts the timed answers. `time` is the duration of an answer in seconds, `time_p50`
+    and `time_p95` its median and 95th percentile; `ttft` is the median time to first token, `gap`
+    the 95th percentile of an answer's longest pause between two tokens, both in seconds.
 
-    `decodes` counts the edge's forward passes, `positions` the tokens in them, `requests` those to
-    the cloud, for rejected drafts too. `read` is the prompt tokens that the cloud's engine
-    computed, `engine_seconds` the time it reports. `bills` maps price lists to the bill as a
-    fraction of what the cloud alone costs. `sent` and `received` are bytes over the link. `note` is
-    a remark for readers.
+    `decodes` counts the edge's forward passes, `positions` the tokens in them, `requests` the
+    requests to the cloud, cancelled ones included. `read` is the number of prompt tokens that the
+    cloud's engine computed, `engine_seconds` the time it took. `bills` maps a price list's name to
+    the bill, as a fraction of the cloud alone's. `sent` and `received` are bytes over the link.
+    `note` is a remark for readers.
     """
 
     answers: int
@@ -76,13 +76,14 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     `strict_` are by strict grading, which also wants the requested format. `to_read` counts replies
     that a person must grade; no accuracy includes them.
 
-    `cut` is the fraction of replies cut at the maximum length. `cloud_calls` counts the answered
-    requests to the cloud, `failed_calls` those without a usable reply, `written` the tokens of its
-    replies; `changed` is the number of tokens, per request, that it wrote in place of different
-    ones of the edge's. `prompt_cached` and `prompt_computed` are the cloud's prompt tokens as its
-    engine reports them (None: not reported). `cloud_work` is the prompt tokens that the cloud
-    computed plus the tokens that it wrote, as a fraction of the same sum for the cloud alone.
-    `difference` is the accuracy minus that of the report's main system, if there is one.
+    `cut` is the fraction of replies that end at the maximum length or at a full context.
+    `cloud_calls` counts the answered requests to the cloud, `failed_calls` the others; sums of
+    `cloud_tokens`, `wasted_tokens` and `written` are as in `Outcome`. `changed` is a mean per
+    answered request: how many tokens the cloud wrote in place of different ones of the edge's.
+    `prompt_cached` and `prompt_computed` count the cloud's prompt tokens as its engine reports them
+    (None: not reported). `cloud_work` is the prompt tokens that the cloud computed plus the tokens
+    that it wrote, as a fraction of the same sum for the cloud alone. `difference` is the accuracy
+    minus that of the report's main system, if there is one.
     """
 
     system: str
@@ -269,9 +270,9 @@ def summary(
 ) -> Summary:
     """Return the summary of one pair beside edge and cloud alone, from the rows of `table`.
 
-    The pair is the first row in which `router` works as in `edgewise serve` (`SERVED` ends that
-    system's name), or else the first in which it has a fixed threshold. If there is neither, or
-    `router` is None, it is the first row after those of edge and cloud.
+    The pair is the first row whose system is called `router` + `SERVED` (the router works as in
+    `edgewise serve`), or else the first called `router` (with a fixed threshold). If there is
+    neither, or `router` is None, it is the third row, after those of edge and cloud.
     """
     first: dict[str, Row] = {}
     for row in table:

@@ -91,7 +91,7 @@ def interval_of(values: NDArray[np.float64]) -> Interval:
 
 
 def scipy_part(name: str) -> Any:
-    """Import and return `scipy.NAME`. Raises `UsageError` if scipy is not installed."""
+    """Return the submodule `name` of scipy. Raises `UsageError` if scipy is not installed."""
     try:
         return import_module(f"scipy.{name}")
     except ImportError as error:

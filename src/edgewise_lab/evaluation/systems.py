@@ -37,7 +37,7 @@ def max_answer_tokens(prompt: int, max_tokens: int, *contexts: int) -> int:
 
 
 def contexts_of(edge: EdgeModel, cloud: CloudModel | None) -> tuple[int, ...]:
-    """Return the context sizes, in tokens, of the edge and of a cloud model in this process."""
+    """Return the context sizes in tokens: the edge's, then the cloud's if it is in this process."""
     local = None if cloud is None else cloud.local
     return (edge.context,) if local is None else (edge.context, local.context)
 
@@ -54,15 +54,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     the answer ended at its maximum length or at a full context.
 
     `cloud_tokens` counts the cloud model's tokens in the answer, `wasted_tokens` those requested
-    but not used; `written` counts those of all its replies, verdicts on passages included (None:
-    the sum of these two). `consults` counts the answered requests to the cloud model, `failed` the
-    others, `changed` the tokens that it wrote in place of different ones of the edge's. `discarded`
-    is the length of the edge's answer if the cloud replaced it as a whole. `cached`, `computed`:
-    prompt tokens as the cloud's engine reports them (None: not reported).
+    but not used. `written` counts all tokens that the cloud generated, including replies that only
+    judge the edge's text (None: `cloud_tokens` + `wasted_tokens`). `consults` counts the answered
+    requests to the cloud model, `failed` the others, `changed` the cloud's tokens that replaced
+    different ones of the edge's. `discarded` is the length of the edge's answer if the cloud
+    replaced it as a whole. `cached` and `computed` count the cloud's prompt tokens as its engine
+    reports them (None: not reported).
 
     `uncertainty` is the router's mean score over the answer, `seconds` its duration, `grader` a
-    digest of the code that graded it. `bucket` is the level, after this answer, of a budget of
-    cloud tokens that all answers share (None: they share none).
+    digest of the code that graded it. `bucket` is the number of cloud tokens left, after this
+    answer, in the budget that all answers share (None: they share none); below 0 it is a debt.
     """
 
     question: str
@@ -183,7 +184,10 @@ class Decoded:
         self._max_tokens = max_tokens
 
     def stream(self, question: Question, *, budget: Budget | None = None) -> Generation:
-        """Return the answer as a stream of events; `budget` (None: a new one) limits the cloud."""
+        """Return the answer as a stream of events.
+
+        `budget` says how many tokens the cloud may write (None: an answer's usual budget).
+        """
         edge = self.decoder.edge
         prompt = question_prompt(edge.tokenizer, question)
         # Beyond the smaller context there would be no consult.
@@ -327,7 +331,7 @@ def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
 
 
 def cloud_identity(cloud: CloudModel) -> str:
-    """Return the cloud model's `identity`, or the hash of its weights if it is in this process."""
+    """Return the cloud's `identity` (a name), or its weights' hash if it is in this process."""
     return cloud.identity() if cloud.local is None else cloud.local.fingerprint()
 
 
@@ -375,8 +379,8 @@ class CommitPoint:
     """A system that asks the cloud for one token, the one where the edge first names a choice.
 
     Most answers to multiple-choice questions name the choice before the conclusion, so this token
-    decides. The edge first answers alone, to find the token's position. In a second answer the
-    cloud writes that token. If the first names no choice, the second is the edge's alone as well.
+    decides. The edge answers alone, to find the token's position; then it answers again, and the
+    cloud writes that token. If the edge alone names no choice, it writes the second answer alone.
     """
 
     def __init__(self, edge: EdgeModel, cloud: CloudModel, max_tokens: int) -> None:
@@ -462,9 +466,9 @@ def within(
 ) -> list[int]:
     """Return the indices of the questions that the cloud answers, the highest scores first.
 
-    Their number is limited so that the cloud's tokens stay within `share` of all output tokens.
+    Questions are added while the cloud's tokens stay within `share` (0 to 1) of all output tokens.
     `edge` and `cloud` are the outcomes of either alone; `scores` has one number for each question,
-    `NEVER` if it must not be sent.
+    `NEVER` if the cloud must not answer it.
     """
     sent: list[int] = []
     output, by_cloud = sum(o.output_tokens for o in edge), 0

@@ -105,7 +105,8 @@ class Recipe(msgspec.Struct, frozen=True):
 
     `hidden` are the sizes of the hidden layers. `batch` is the largest number of rows in an update;
     `batch_of` returns the actual one. `rate` is the learning rate and `weight_decay` the decay of
-    AdamW. `held_out` is the fraction of texts that the fit is checked on.
+    AdamW. `held_out` is the fraction of texts that the fit is checked on. `seed` draws these texts
+    and the initial weights; `objective` is the loss.
     """
 
     hidden: tuple[int, ...] = (64,)

@@ -23,8 +23,8 @@ README = "README.md"
 class Measured(NamedTuple):
     """What calibration measured, for the model card.
 
-    `shares` maps a cloud share to its threshold and the pair's results; `edge` and `cloud` say
-    which questions each model alone answered right.
+    `shares` maps a cloud share to its threshold and the pair's results. `edge` and `cloud` have a
+    grade for each calibration question: whether that model alone answered it right.
     """
 
     shares: Mapping[float, Calibrated] = {}

@@ -422,9 +422,10 @@ def kind_recorded(name: str, folder: Path) -> str:
 
 
 def reference_of(values: Floats) -> Reference:
-    """Return the quantiles of each column of float32[n, m] values, to six digits.
+    """Return `QUANTILES` (65) evenly spaced quantiles of each column of float32[n, m] values.
 
-    The router's card keeps them. The input `ranks` says where among them a value lies, from 0 to 1.
+    They have six digits; the router's card keeps them. The input `ranks` says where among them a
+    value lies, from 0 to 1.
     """
     quantiles = np.quantile(values, np.linspace(0.0, 1.0, QUANTILES), axis=0)
     return tuple(tuple(float(f"{x:.6g}") for x in column) for column in quantiles.T)

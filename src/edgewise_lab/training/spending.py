@@ -28,7 +28,10 @@ class Spending(NamedTuple):
         return Spending(tokens, self.seconds * factor)
 
     def described(self, price: Price | None) -> str:
-        """Return the amounts in words, with their cost in money if a price is given."""
+        """Return time and tokens in words, and their cost if a price is given.
+
+        For example: "0:12:30, 5,000 tokens written by the cloud and 90,000 read, 1.20 EUR".
+        """
         read = self.tokens.input + self.tokens.cached
         taken = timedelta(seconds=round(self.seconds))
         told = f"{taken}, {self.tokens.output:,} tokens written by the cloud and {read:,} read"

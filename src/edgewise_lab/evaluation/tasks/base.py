@@ -53,7 +53,7 @@ class Question(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The conversation and the prompt as one text, which identifies what is asked."""
+        """What is asked, as one text: "role: content" for each message before, then the prompt."""
         return "\n".join([*(f"{turn.role}: {turn.content}" for turn in self.before), self.prompt])
 
     def __post_init__(self) -> None:
@@ -152,9 +152,10 @@ class TaskSource(Protocol):
     """Whether `open` also reads a local copy of the published file."""
 
     def open(self, split: Split, data: Path | None = None) -> Task:
-        """Return the questions of one of `splits`, or those of the local file `data`.
+        """Return the questions of `split`, which is one of `splits`, or those of the file `data`.
 
-        Raises `UsageError` if they cannot be read.
+        `data` is a local copy of a published file, for sources that are `local`; `split` is then
+        ignored. Raises `UsageError` if the questions cannot be read.
         """
         ...
 
@@ -163,14 +164,14 @@ TRAINED_ON, MAX_TRAINED_ON = "trained_on.txt", 64 << 20
 
 
 def digest(prompt: str) -> str:
-    """Return a question's hash, 16 hex digits, as in `trained_on.txt` of a router's folder."""
+    """Return the first 16 hex digits of a text's SHA-256; `trained_on.txt` has the questions'."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
 def trained_digests(folder: Path) -> frozenset[str]:
-    """Return the digests of the questions that a router's checkpoint was trained on.
+    """Return the digests (`digest`) of the questions that a router's checkpoint was trained on.
 
-    Empty if the folder does not list them. Raises `UsageError` if its list is too large.
+    Empty if the folder has no `trained_on.txt`. Raises `UsageError` if that file is too large.
     """
     path = folder / TRAINED_ON
     if not path.is_file():

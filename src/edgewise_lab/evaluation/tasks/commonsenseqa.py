@@ -1,4 +1,4 @@
-"""CommonsenseQA (Talmor et al. 2019), answered by "Answer: X" or as in arXiv 2504.07878."""
+"""CommonsenseQA (Talmor et al. 2019), as three tasks that differ in the prompt."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,9 +59,9 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class CommonsenseQa(TaskSource):
-    """CommonsenseQA from the hub or a local file, asked in the chat form ("Answer: X").
+    """CommonsenseQA from the hub or a local file; replies are to end with "Answer: X".
 
-    The development set stands for the test set, whose answers are unpublished.
+    The split "test" is the published development set, since the test set's answers are unpublished.
     """
 
     name = "commonsenseqa"

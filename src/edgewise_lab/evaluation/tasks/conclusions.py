@@ -52,7 +52,7 @@ def concluded(text: str) -> str | None:
 
 
 def says_number(text: str) -> Fraction | None:
-    """Return the number in a last line "Answer: NUMBER" (with $, € or %, if any), else None."""
+    """Return NUMBER of a last line "Answer: NUMBER" (5 for "5%" as for "$5"), or else None."""
     said = concluded(_readable(text))
     found = _NUMBER.fullmatch(said.removesuffix("%").rstrip()) if said else None
     return _value(found) if found else None
@@ -81,7 +81,7 @@ def number_in(text: str) -> Fraction | None:
 
 
 def number_from(answer: str) -> Fraction | None:
-    """Return the first number in a right answer, or None."""
+    """Return the value of the first number in `answer`, a question's right answer, or None."""
     found = _NUMBER.search(_readable(answer))
     return _value(found) if found else None
 

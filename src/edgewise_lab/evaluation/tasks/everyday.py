@@ -33,10 +33,10 @@ class Everyday(TaskSource):
 
 
 def first(count: int) -> Task:
-    """Return the first `count` prompts whose replies can be graded safely on this machine.
+    """Return the first `count` everyday prompts, without those that cannot be graded here.
 
-    Prompts that ask for code are left out, since grading would run it; prompts that ask for JSON
-    are, too, without the library jsonschema.
+    Left out are prompts that ask for code, since grading would run it, and, if the library
+    jsonschema is not installed, prompts that ask for JSON.
     """
     without = {"code"} if find_spec("jsonschema") else {"code", "json"}
     can = [line for line in _lines() if line.check not in without]

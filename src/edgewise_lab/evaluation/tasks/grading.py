@@ -21,13 +21,16 @@ _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
 
 @cache
 def grader() -> str:
-    """Return a digest of the grading code; outcomes with another digest are graded again."""
+    """Return a digest of the grading code in hex; if it differs, outcomes are graded again."""
     sources = (path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     return hashlib.sha256(b"".join(sources)).hexdigest()[:16]
 
 
 def suited(answer: str, choices: Sequence[str] | None) -> Grading:
-    """Return the way to grade a question that names none, by its right answer and its choices."""
+    """Return how to grade a question that does not say so itself.
+
+    "choice" if it has choices, "number" if the right answer is just a number, else "contains".
+    """
     if choices:
         return "choice"
     return "number" if re.fullmatch(rf"\$?{_NUMBER}", answer.strip()) else "contains"
@@ -120,7 +123,7 @@ def _says_answer(question: Question, text: str) -> bool:
 
 
 def named_choice(question: Question, text: str) -> str | None:
-    """Return the choice that a reply concludes with, or None."""
+    """Return the choice (one of `question.choices`) that a reply concludes with, or None."""
     assert question.choices is not None
     if not _is_chat(question):
         return extract_choice(text, question.choices)
@@ -130,7 +133,10 @@ def named_choice(question: Question, text: str) -> str | None:
 
 
 def named_number(question: Question, text: str) -> str | None:
-    """Return the number that a reply concludes with, normalised ("2,000.0" is "2000"), or None."""
+    """Return the number that a reply concludes with, or None.
+
+    "2,000.0" becomes "2000"; "2.50" becomes "5/2" in the chat form and "2.5" in the paper's.
+    """
     if not _is_chat(question):
         return _plain(extract_number(text))
     said = conclusions.says_number(text)
@@ -172,7 +178,7 @@ def first_mention(text: str, choices: tuple[str, ...]) -> int | None:
 
 
 def extract_number(text: str) -> str | None:
-    """Return the number in `text` after "answer is", else the last one, else None."""
+    """Return the number after "answer is", or else the last one, as written ("1,000"), or None."""
     stated = re.search(rf"answer is \$?({_NUMBER})", text)
     if stated:
         return stated[1]
@@ -272,7 +278,7 @@ were what when where which while who why will with would you your
 
 
 def content_words(text: str) -> frozenset[str]:
-    """Return the numbers and words of a text, without English function words such as "the"."""
+    """Return the numbers and lower-case words of a text, without function words such as "the"."""
     found = (word.replace(",", "").casefold() for word in _WORDS.findall(text))
     return frozenset(found).difference(_FUNCTION_WORDS.split())
 

@@ -1,4 +1,4 @@
-"""GSM8K (Cobbe et al. 2021), answered by "Answer: NUMBER" or as in arXiv 2504.07878."""
+"""GSM8K (Cobbe et al. 2021), as two tasks that differ in the prompt."""
 
 import re
 from pathlib import Path

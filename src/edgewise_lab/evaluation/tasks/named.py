@@ -92,15 +92,16 @@ def with_calibration(
 ) -> tuple[Task, Task]:
     """Open a task; return its first `limit` questions, and `calibration` others for thresholds.
 
-    Without `limit` the first part has all questions; without `calibration` the second has as many
-    as `USUAL` says. `max_tokens`, if given, replaces the task's maximum length of an answer. With
-    `known` a task without right answers raises `UsageError`, as do options that do not fit.
+    Without `limit` the first part has all questions; the default of `calibration` is 100, or 300 if
+    `use` is "train". `max_tokens`, if given, replaces the maximum length of an answer. With `known`
+    a question without a right answer, or whose reply a person must grade, raises `UsageError`, as
+    do options that do not fit.
 
-    The calibration questions are the last ones of the file `calibration_data`, which is like
-    `data`. Without it they come from the task's calibration split; else, if `use` is "test", from
-    the end of its train split, which training leaves out; else from the end of the task's own
-    questions. That end is left out of the first part, unless `calibrated` is False (no threshold is
-    needed) and no `calibration` is given.
+    The calibration questions are the last ones of the file `calibration_data` that the first part
+    lacks. Without the file they come from the task's calibration split; else, if `use` is "test",
+    from the end of its train split, which training leaves out; else from the end of the task's own
+    questions, by default at most a fifth. The first part then lacks that end, unless `calibrated`
+    is False (no threshold is needed) and no `calibration` is given.
     """
     counts = {"limit": limit, "calibration": calibration, "max_tokens": max_tokens}
     for setting, value in counts.items():

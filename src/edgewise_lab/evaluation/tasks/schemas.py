@@ -11,10 +11,10 @@ from referencing import Registry
 
 
 def fits(request: bytes) -> bytes:
-    """Return `1` if the text is or contains JSON that fits the schema, else `0`.
+    """Return b"1" if a text is or contains JSON that fits a schema, else b"0".
 
-    The request is a JSON list: schema, text, and whether to be strict: then the whole text must be
-    JSON. The schema may only refer to parts of itself.
+    `request` is a JSON list: the schema (an object), the text, and a boolean, true if the whole
+    text must be JSON. The schema may only refer to parts of itself.
     """
     schema, text, strict = json.loads(request)
     kind = validator_for(schema, default=Draft202012Validator)

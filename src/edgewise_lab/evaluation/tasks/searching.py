@@ -5,6 +5,6 @@ import re
 
 
 def search(request: bytes) -> bytes:
-    """Return `1` if the pattern occurs in the text, else `0`; the request has both as JSON."""
+    """Return b"1" if a pattern occurs in a text, else b"0"; `request` is a JSON list of the two."""
     pattern, text = json.loads(request)
     return b"0" if re.search(pattern, text) is None else b"1"

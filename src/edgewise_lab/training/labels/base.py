@@ -22,7 +22,7 @@ Writer = Literal["edge", "cloud"]
 
 
 class Rollout(NamedTuple):
-    """A request to the model `writer` to continue `prefix`; the reply is a `Continuation`."""
+    """A request to the edge or cloud model to continue `prefix`; a `Continuation` answers it."""
 
     writer: Writer
     prefix: Prefix
@@ -39,8 +39,8 @@ It yields lists of rollouts, is sent their continuations in the same order, and 
 class Case(NamedTuple):
     """A text to label, and the edge model's likeliest next token at each of its positions.
 
-    `proposed` holds these token ids, as many as `sample.ids`. `max_tokens` is the longest answer to
-    `question` that may be written, in tokens, those of the text included.
+    The text is `sample.ids`; `proposed` has an id for each of its tokens. `max_tokens` is the
+    maximum length of a whole answer that begins like the text, including that beginning.
     """
 
     question: Question
@@ -111,7 +111,7 @@ class Label(Protocol):
     """Default width of the router's hidden layer; 0 for none."""
 
     def of(self, case: Case) -> Labelling:
-        """Return a generator that asks for rollouts and returns the values (0 to 1) of one text."""
+        """Return a generator that asks for rollouts and returns a value (0 to 1) for each token."""
         ...
 
 
@@ -138,8 +138,9 @@ def label_all(
     *,
     begun: Callable[[int], None] = lambda left: None,
 ) -> Values:
-    """Return the label's values for every case; only those missing in `folder` are computed.
+    """Return the label's values by question id, one for each token of the question's text.
 
+    All that `folder` stores are returned; those of `cases` that it lacks are computed and stored.
     `rollouts` has an entry for each model ("edge", "cloud") in `label.writers`, to continue texts
     with. `begun` is called with the number of cases to compute, then `done` after each of them.
     Raises `UsageError` where the label returns invalid values or asks for a model that is not in
@@ -160,7 +161,7 @@ def label_all(
 
 
 def kept_values(label: Label, folder: Path) -> Values:
-    """Return the values stored in `folder`; where a text was labelled twice, the later ones."""
+    """Return the values stored in `folder`, by question id; of a text labelled twice the later."""
     return {line.question: line.values for line in read(_path(label, folder), Labelled)}
 
 

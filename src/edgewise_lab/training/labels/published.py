@@ -104,7 +104,11 @@ class R2R(Final):
 
 
 def same_end(question: Question, one: str, other: str) -> bool:
-    """Return whether two answers to `question` reach the same conclusion, right or wrong."""
+    """Return whether two answers to `question` reach the same conclusion.
+
+    Choices, numbers and whole texts (`exact`) are compared, right or wrong, and for `words` the
+    content words. With any other `check`, answers are the same if both are right or both wrong.
+    """
     match question.check:
         case "choice":
             return named_choice(question, one) == named_choice(question, other)
