@@ -205,7 +205,7 @@ class DetokenizeRequest(Strict):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-    """The ids of a text, by the edge model's tokenizer."""
+    """Return the token ids of a text, their count and the context size, as vLLM does."""
     answering = _asked(request, body.model)
     tokenizer = answering.edge.tokenizer
     encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
@@ -231,7 +231,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> dict[str, Any]:
-    """Special tokens and the chat template, for clients that build prompts."""
+    """Return the edge model's special tokens, chat template and context size, as vLLM does."""
     edge = pair_of(request).edge
     tokenizer = edge.tokenizer
     return {

@@ -219,7 +219,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(body: CountRequest, request: Request, reply: Response) -> dict[str, int]:
-    """How many tokens a conversation's prompt has, by the edge model's tokenizer."""
+    """Return how many tokens a conversation's prompt has, by the edge model's tokenizer."""
     reply.headers.update(ignored_header(ignored(body)) or {})
     answering = pair_of(request)
     policy_for(answering, body.model)
