@@ -98,7 +98,7 @@ def bundled(part: Part) -> Path:
 
 
 def is_url(address: str) -> bool:
-    """Whether `address` is the URL of a server: an engine, a gateway or a hosted API."""
+    """Whether `address` is a server's URL, with a scheme: not hf://..., nor a model's web page."""
     return "://" in address and not address.startswith("hf://") and _pasted(address) is None
 
 
@@ -116,15 +116,15 @@ def with_scheme(address: str) -> str:
 
 
 def without_endpoint(url: str) -> str:
-    """Return a URL, or its path, without an API's endpoint at its end, such as `/v1/models`."""
+    """Return `url` (or a URL's path) without an endpoint at its end, such as `/v1/models`."""
     # Only the end is cut: no parser changes the rest between a check and a connection.
     return _ENDPOINT.sub("", url).rstrip("/")
 
 
 def each(addresses: str) -> list[str]:
-    """Return the addresses of clouds that `addresses` lists, separated by commas.
+    """Split a comma-separated list of clouds' addresses, and complete each as `with_scheme` does.
 
-    If there is a file with the whole text as its name, that file is the only address.
+    If there is a file with the whole text as its name, the list has only this name, unchanged.
     """
     if os.path.exists(from_home(addresses)):
         return [addresses]
@@ -140,7 +140,7 @@ def user_path(kind: Literal["cache", "state"], name: str) -> Path | None:
     """Return the path of this user's file or folder `name`; None for a user without a home folder.
 
     By default it is ~/.cache/edgewise/`name` or ~/.local/state/edgewise/`name`, on Windows too. The
-    variables XDG_CACHE_HOME and XDG_STATE_HOME may name other parents of the edgewise folder.
+    variables XDG_CACHE_HOME and XDG_STATE_HOME may name other parents. Nothing is created.
     """
     variable, folder = _USER_FOLDERS[kind]
     # A relative one is ignored.
@@ -156,12 +156,12 @@ def is_path(name: str) -> bool:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return `name` as a path if there is a folder at this path, else None."""
+    """Return the path of the folder `name`, with ~ replaced; None if there is no such folder."""
     return from_home(name) if name and _is(name, Path.is_dir) else None
 
 
 def hub_address(address: str) -> HubAddress | None:
-    """Parse an address on the Hugging Face hub, such as owner/repo; return None for any other."""
+    """Parse an address on the Hugging Face hub, such as owner/repo, offline; None for any other."""
     address = _pasted(address) or address
     if match := _FILE.fullmatch(address):
         return HubAddress(match["repo"], match["revision"], None, match["file"])
@@ -177,10 +177,10 @@ def hub_address(address: str) -> HubAddress | None:
 
 
 def resolve(address: str, role: Role) -> Path:
-    """Return the GGUF file that `address` names, downloaded if need be.
+    """Return the GGUF file that `address` names, downloaded if need be; of a split file, part 1.
 
-    `role` is the setting that holds the address. Errors name it, and it says whether "bundled" is
-    the edge model or the cloud model. Raises `AddressError`.
+    `role` is the setting that holds the address. Errors name it. "bundled" is the edge model for
+    "edge", the cloud model for both other roles. Raises `AddressError`.
     """
     if address == "bundled":
         return bundled("edge" if role == "edge" else "cloud")
@@ -256,7 +256,7 @@ class ModelFiles(NamedTuple):
 def model_files(address: str) -> ModelFiles | None:
     """Return the files of the model at `address`; None for GGUF files and unknown addresses.
 
-    They show which edge engine (library) can open the model. Raises `AddressError`.
+    From a hub repository only `config.json` is downloaded. Raises `AddressError`.
     """
     if address == "bundled" or _file(address) is not None:
         return None
@@ -302,7 +302,8 @@ def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
 def checkpoint(name: str) -> Path | None:
     """Return the folder of the router's checkpoint called `name`, downloaded if need be.
 
-    Returns None if `name` is neither a folder nor a hub repository. Raises `AddressError`.
+    Returns None unless `name` is a router that ships with Edgewise, a folder or a hub repository.
+    Raises `AddressError`.
     """
     shipped = {one.name: one for one in bundled("routers").iterdir()}
     if folder := shipped.get(name) or local_folder(name):

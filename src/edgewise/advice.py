@@ -153,11 +153,11 @@ def advise(
     streaming: float | None = None,
     place: str = f"over an answer of {ANSWER} tokens, once the prompt is read",
 ) -> Advice:
-    """Return advice from measured `conditions`.
+    """Return advice from measured `conditions` and the cloud model's `price` (None: unknown).
 
     `routing` and `streaming` are measured seconds per token, as in `Advice`; without them formulas
-    give them. `local`: the cloud model runs on this device. `place` ends the sentence about speeds
-    and says for which answers they hold.
+    give them. `local` words the advice for a cloud model on this device, where nothing is billed
+    without a price. `place` ends the sentence about speeds: for which answers they hold.
     """
     speeds: dict[System, float] = {
         "edge": conditions.step,
@@ -231,8 +231,8 @@ def decoded(
 ) -> DecodedPace:
     """Time answers of the edge alone, the pair and the cloud alone to two prompts.
 
-    They answer the first prompt in this order, the second in reverse. `done` is called after each
-    of the six answers. Raises a `CloudError`.
+    They answer the first prompt in this order, the second in reverse, each with `DECODED` / 2
+    tokens at most. `done` is called after each of the six answers. Raises a `CloudError`.
     """
     most, budgets = DECODED // len(_WRITTEN), [Budget()]
 
@@ -351,9 +351,9 @@ def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int)
 
 
 def cloud_alone(conditions: MeasuredConditions) -> float | None:
-    """Return the seconds per token of an answer that the cloud streams; None if they are unknown.
+    """Return the seconds per token of `ANSWER` tokens that the cloud streams; None if unknown.
 
-    The link delays the first token only.
+    Only the first token takes a whole trip (`conditions.trip`).
     """
     if conditions.cloud_token is None:
         return None
@@ -361,16 +361,13 @@ def cloud_alone(conditions: MeasuredConditions) -> float | None:
 
 
 def excess(conditions: MeasuredConditions) -> float:
-    """Return by how many seconds one consult delays an answer, or one correction.
+    """Return the seconds that a consult or, if the cloud verifies, a correction delays an answer.
 
-    A consult (if the cloud does not verify): if the completion differs from the edge's token, as in
-    the share `changed` of consults, the answer waits for all of the consult. If it agrees, it waits
-    only for what is left of the consult once the edge has written its `speculate` drafts. The first
-    draft saves no time: it is the edge's token itself, known before the cloud was asked.
-
-    A correction (if the cloud verifies): the answer waits until the block is verified, and all
-    drafts behind the corrected token are lost. So the whole verification counts, and the steps of
-    half a block.
+    The answer waits for all of a consult if the completion differs from the edge's token (in the
+    share `changed` of consults); else for what is left of it once the edge has written its
+    `speculate` drafts. The first draft saves no time: it is the edge's token itself, known before
+    the cloud was asked. The mean is returned. For a correction the answer waits for the whole
+    verification, and for the steps of half a block, as all drafts behind it are lost.
     """
     if conditions.verify is not None:
         return conditions.verify + conditions.step * (BLOCK + 1) / 2

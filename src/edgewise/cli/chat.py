@@ -134,9 +134,9 @@ class Conversation:
         }
 
     def take(self, line: str) -> bool:
-        """Answer a question or run a command; return False if the command ends the chat.
+        """Answer or run what the user typed; return False if it is a command that ends the chat.
 
-        Raises `UsageError` for an invalid command or question; then nothing has changed.
+        An answer is printed. Raises `UsageError` for an invalid line; then nothing has changed.
         """
         text = line.strip()
         name, _, rest = text.partition(" ")

@@ -133,16 +133,16 @@ def takes(
 
 
 def flags_of(names: Sequence[str]) -> Settings:
-    """Return settings with only those of `names` that were given on the command line."""
+    """Return settings with those of `names` that were given as flags; all others are defaults."""
     given = get_current_context().params
     return settings.settings_of({name: given[name] for name in names if given[name] is not None})
 
 
 def locate(error: EdgewiseError) -> None:
-    """Set an error's `where` to the place where its setting is set: a flag or a variable.
+    """Set an error's `where` to what sets its setting: a flag or an environment variable.
 
-    The flag is one of the running command. Nothing is set if the error names no setting, or if its
-    message begins with the setting's name.
+    It is the flag if the running command has one for the setting. Nothing is set if the error names
+    no setting, or if its message begins with the setting's name.
     """
     setting = error.setting
     if setting is None or error.message.startswith(settings.spelled(setting)):
@@ -159,10 +159,10 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
 
     `places` maps the name of each given setting to `FLAGS`, `ENVIRONMENT` or the file's name. The
     file may not name a router that would run code, nor set `trust` or `edge_hosts`. If a server
-    has an API key, the file must give both or neither. The edge model's server sees every prompt,
-    so the file may only name one on this machine, and none if the user asked, by flag or variable,
-    for redaction, no cloud or allowed hosts. A note on stderr tells which servers the file names.
-    `UsageError` is also raised for a server's URL that holds a user or a password.
+    has an API key, the file must give both address and key, or neither. The edge model's server
+    sees every prompt, so the file may only name one on this machine, and none if the user asked, by
+    flag or variable, for redaction, no cloud or allowed hosts. A note on stderr tells which servers
+    the file names. `UsageError` is also raised for a server's URL that holds a user or a password.
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}

@@ -59,9 +59,9 @@ def printable(text: str) -> str:
 
 
 def watched(events: Generation, pair: Pair) -> tuple[list[Token], Finished | None]:
-    """Show an answer as it is decoded; return its tokens and its last event.
+    """Print an answer as it is decoded; return its tokens and its last event.
 
-    The last event is None if the user interrupted the answer (Ctrl-C).
+    The event is None if Ctrl-C cut the answer. A second Ctrl-C raises `KeyboardInterrupt`.
     """
     tokens: list[Token] = []
     end: Finished | None = None

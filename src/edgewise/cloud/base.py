@@ -52,8 +52,8 @@ class CloudSession(Protocol):
         """Send a request to the cloud model; return the future of its completion.
 
         The future fails with a `CloudError`: with `CloudTimeout` once the request's deadline has
-        passed. Raises `Blocked` at once if the context filter (which hides private words) forbids
-        sending the text.
+        passed. It may be cancelled. Raises `Blocked` at once if the context filter (which hides
+        private words) forbids sending the text.
         """
         ...
 
@@ -113,7 +113,7 @@ class CloudModel(Protocol):
     """The inference server behind this model, if it is asked directly and by token ids."""
 
     def open(self, prompt: Prompt) -> CloudSession:
-        """Return a session for one answer to `prompt`. Nothing is sent yet."""
+        """Return a session for one answer to `prompt`. Nothing is sent yet. Close it afterwards."""
         ...
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:

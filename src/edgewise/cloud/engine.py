@@ -135,10 +135,10 @@ class RemoteCloud(CloudModel):
     def check_remotely(
         self, work: Coroutine[Any, Any, None], deadline: float, tokenizer: Tokenizer
     ) -> None:
-        """Run `work`, a check that the cloud model has the ids of `tokenizer`, and wait for it.
+        """Run `work`, a check that the cloud model has the ids of `tokenizer` (the edge model's).
 
-        `tokenizer` is the edge model's. Raises what `work` raises, and `CloudTimeout` after
-        `deadline` seconds. If the check succeeds, `checked` uses this tokenizer.
+        Waits for it. Raises what `work` raises, and `CloudTimeout` after `deadline` seconds. After
+        success `checked` uses this tokenizer's end tokens and ids.
         """
         # Reading a vocabulary would hold the I/O thread up.
         nothing = detokenization_of(tokenizer).nothing
@@ -210,7 +210,7 @@ class EngineCloud(RemoteCloud):
     async def complete(self, request: ConsultRequest, client: Client) -> Completion:
         """Send one consult with all of its ids, of prompt and answer, and return its completion.
 
-        The engine's prefix cache saves the prefill. `client` is the sender. Raises a `CloudError`.
+        `client` names the session and the consult to the engine. Raises a `CloudError`.
         """
         if not request.ids:
             raise CloudRejected("A consult needs at least one token id.")

@@ -165,7 +165,7 @@ class GatewayLink:
         raise CloudProtocolError(f"The gateway {self._name!r} keeps losing the session's prefix.")
 
     async def prefetch(self, ids: list[int], sent: Outgoing) -> None:
-        """Send the ids that the gateway lacks, ahead of a consult; `sent` counts them.
+        """Send those of `ids` (prompt and answer) that the gateway lacks; `sent` counts them.
 
         Does nothing if the connection breaks. Raises other `CloudError`s.
         """

@@ -73,8 +73,8 @@ def is_at(url: str, hosts: Sequence[Host]) -> bool:
 def require_near(url: str, hosts: Sequence[Host] | None) -> None:
     """Raise `AddressError` if prompts may not go to the edge model's server at `url`.
 
-    Allowed are this machine, addresses of private networks, and `hosts`. A host name other than
-    localhost may lead anywhere, so it must be one of `hosts`.
+    Allowed are this machine, addresses of private networks, and `hosts` (None: no others). A host
+    name other than localhost must be one of `hosts`. A query or a user in `url` is refused.
     """
     host = _host_in(url)
     parts = urlsplit(url) if host is not None else None

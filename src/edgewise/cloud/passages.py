@@ -66,8 +66,8 @@ def ends_passage(text: str, tokens: int, *, code: bool) -> bool:
     """Whether a passage may end after `text`, which has `tokens` tokens.
 
     A passage may end after a paragraph or a whole fenced code block; from `LONGEST` tokens on after
-    any line and, outside code, any sentence; from `MOST` on anywhere. That it has at least
-    `SHORTEST` is not checked here. `code` says whether `text` begins inside such a block.
+    any line and, outside code, any sentence; from `MOST` on anywhere. The caller checks that it has
+    at least `SHORTEST` tokens. `code` says whether `text` begins inside a fenced code block.
     """
     inside = in_code(text, code)
     if not inside and (_closes(text) or text.endswith("\n\n")):

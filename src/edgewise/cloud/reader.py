@@ -113,7 +113,7 @@ class ReaderCloud(ApiCloud):
     ) -> TextContinuation:
         """Send the messages of a `question`; return the reply, to be parsed with `verdict_of`.
 
-        Raises a `CloudError`.
+        `client` names the session and the consult to the API. Raises a `CloudError`.
         """
         return await self.engine.complete(TextRequest(messages, "", WRITTEN, schema=SCHEMA), client)
 
@@ -140,10 +140,11 @@ class ReaderSession(CloudSession):
         self._clients = Clients()
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Ask for a verdict on the last `verify` ids; return the future of the completion.
+        """Ask for a verdict on the request's last `verify` ids; return the completion's future.
 
-        If `n` is not 0, ask for the whole answer instead, of at most `n` tokens. The future
-        fails with a `CloudError`. Raises `Blocked` if the context filter forbids sending the text.
+        The completion's `stand` counts the accepted ids; its `ids` replace the sentence after them.
+        If the request has an `n`, they are a whole new answer instead, of at most `n` ids. The
+        future fails with a `CloudError`. Raises `Blocked` if the context filter forbids sending.
         """
         if not request.verify and len(request.ids) > len(self._prompt.ids):
             return failed(CloudRejected(f"{self._cloud.name!r} continues no answer."))

@@ -53,7 +53,7 @@ class SentRecord:
         self.forget()
 
     def answer(self, prompt: Prompt, cloud: str, tokenizer: Tokenizer) -> "SentAnswer":
-        """Begin the record of a new answer to `prompt`.
+        """Begin the record of a new answer to `prompt`, and return it.
 
         `cloud` is the cloud model's name, or its URL; `tokenizer` is that of the ids that are sent.
         """
@@ -125,8 +125,8 @@ class SentAnswer:
     def consult(self, ids: Sequence[int], max_requests: int | None = None) -> Outgoing:
         """Return an `Outgoing` that records what a consult on `ids` (prompt and answer) sends.
 
-        At most `max_requests` billed messages may be sent for it, repeated ones included; None sets
-        no limit.
+        At most `max_requests` billed messages may be sent for it, repeated ones included (None: no
+        limit); its `add` raises `CloudUnavailable` for more.
         """
         return Outgoing(ids, self._recorder("consult"), max_requests)
 

@@ -90,7 +90,7 @@ class AdaptedCloud(CloudModel):
         return shown is not None and shown.local_only(preceding(self.edge, prompt))
 
     def require_edge(self, tokenizer: Tokenizer) -> None:
-        """Raise `VocabularyMismatch` unless `tokenizer` equals the edge model's."""
+        """Raise `VocabularyMismatch` unless `tokenizer` has the vocabulary of `self.edge`."""
         if fingerprint(tokenizer) != fingerprint(self.edge):
             raise VocabularyMismatch(
                 f"The adapter of {self.name!r} is for another edge vocabulary",
@@ -147,7 +147,7 @@ class AdaptedSession(CloudSession, ABC):
 
     @abstractmethod
     def meter(self, consult: "WordConsult", reply: Any) -> Completion:
-        """Return a completion that says what `reply` was billed; only its counts are used."""
+        """Return a completion whose counts say how many tokens are billed for `reply`."""
 
     @abstractmethod
     def read(self, consult: "WordConsult", reply: Any) -> ReplyChunk:
@@ -156,8 +156,8 @@ class AdaptedSession(CloudSession, ABC):
     def ask(self, request: ConsultRequest) -> Future[Completion]:
         """Ask for `request.n` words after the ids; return the future of the completion.
 
-        The bytes of an incomplete last character are not sent. The future fails with a
-        `CloudError`. Raises `Blocked` if the context filter forbids sending the text.
+        The completion has fewer words if the answer ends or words are long (`budget`). The future
+        fails with a `CloudError`. Raises `Blocked` if the context filter forbids sending the text.
         """
         end = time.monotonic() + request.deadline
         try:

@@ -116,7 +116,7 @@ class TextCloud(ApiCloud):
         return self.vocabulary_check
 
     async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
-        """Send a request and return the reply; `client` names the session and the consult.
+        """Send a request and return the reply; `client` names session and consult to the API.
 
         Raises a `CloudError`, also if the API's model was replaced by another meanwhile.
         """
@@ -202,9 +202,9 @@ class AdaptedTextSession(AdaptedSession):
 
 
 def billed(reply: TextContinuation, most: int) -> Completion:
-    """Return a completion without ids, whose counts say what a reply was billed.
+    """Return a completion without ids, whose counts say how many tokens are billed for a reply.
 
-    `most` is the tokens asked for, billed if the API does not report how many it wrote.
+    `most` is how many were asked for, counted if the API does not report how many it wrote.
     """
     return Completion(
         ids=(),
@@ -224,7 +224,7 @@ class Probe:
         self._echoes = False
 
     async def capabilities(self) -> Capabilities:
-        """Return what the requests show. Raises `CloudRejected` if the API cannot be used."""
+        """Send the requests; return the findings. Raises `CloudRejected` if the API is no use."""
         await self._continues()
         await self._require_blanks()
         return Capabilities(echoes=self._echoes, trims=await self._trims())

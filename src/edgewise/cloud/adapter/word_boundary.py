@@ -111,7 +111,7 @@ def kept(
 
 
 def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
-    """Whether a token ends at character `at` when the tokenizer encodes `text`."""
+    """Whether a token ends just before `text[at]`, as the tokenizer encodes `text`; true for 0."""
     data, wanted = text.encode(), len(text[:at].encode())
     pieces = [tokenizer.piece(token) for token in tokenizer.encode(text)]
     whole = b"".join(pieces)
