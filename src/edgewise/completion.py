@@ -57,7 +57,7 @@ class Outgoing:
         """Count a message that is about to be handed to a connection; it carries `ids` token ids.
 
         `billable`: the message asks about the whole sequence, so the provider bills it. `again`: it
-        was sent before. If this raises a `CloudError`, the message must not be sent.
+        was sent before. Raises a `CloudError`, and counts nothing, if it must not be sent.
         """
         if billable and self.max_requests is not None and self.requests >= self.max_requests:
             raise CloudUnavailable("Another attempt could cost more than the limit.")
@@ -123,7 +123,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def billed(self) -> int:
-        """The number of output tokens that the engine counts, in its own vocabulary."""
+        """Output tokens by the engine's count, in its own vocabulary; without one, `len(ids)`."""
         return len(self.ids) if self.written is None else self.written
 
     def validate(
@@ -137,10 +137,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     ) -> None:
         """Raise `CloudProtocolError` unless this is a valid answer to a consult for `asked` tokens.
 
-        The consult was about `prompt` ids, of which the last `verify` were to be verified; an
-        engine may count the prompt once for each of these. `size` is that of the vocabulary, None
-        if unknown. With `asked` above 0 there must be a token, unless `may_be_empty`: an engine may
-        leave out an end token. Types are not checked: what was decoded has the right ones.
+        The consult was about so many `prompt` ids, the last `verify` of them drafts that each need
+        a verdict; an engine may count the prompt once for each draft. `size` is that of the
+        vocabulary, None if unknown. With `asked` above 0 there must be a token, unless
+        `may_be_empty`: an engine may leave out an end token. Types are not checked.
         """
         if not self.ids and asked and not may_be_empty:
             raise CloudProtocolError("The cloud answered a consult without any token.")

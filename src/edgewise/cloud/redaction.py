@@ -43,13 +43,13 @@ class Detector(Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of this detector's placeholders: capitals and underscores, such as EMAIL."""
+        """The labels of its spans: capitals and underscores, such as EMAIL (shown as <EMAIL_1>)."""
         ...
 
     def find(self, text: str) -> Iterable[Span]:
         """Return the private words in `text`, in any order; they may overlap.
 
-        If this raises an error, nothing is sent.
+        If this raises an error, nothing is sent to the cloud.
         """
         ...
 
@@ -105,10 +105,10 @@ class FilteredContext(Protocol):
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
         """Return what the cloud may see of `written`, the answer so far.
 
-        `begun` is the answer with those markers of tool calls that are control tokens; `written`
-        lacks them. None: the answer has no such markers. Raises `Blocked` if `written` may not be
-        sent. The error's `open` is True if the only reason is the end of `written`, which could be
-        the beginning of a private word.
+        `begun` is the answer with the control tokens that mark tool calls, which `written` lacks:
+        by them the filter knows whether a reply is inside a call. None: there are none. Raises
+        `Blocked` if `written` may not be sent. The error's `open` is True if the only reason is the
+        end of `written`, which could be the beginning of a private word.
         """
         ...
 
@@ -122,11 +122,11 @@ class ContextFilter(Protocol):
     name: str
 
     def local_only(self, before: Context) -> bool:
-        """Whether the text `before` an answer may be sent only to clouds that the user trusts."""
+        """Whether only trusted clouds (setting `trust`) may be sent the text `before` an answer."""
         ...
 
     def of(self, before: Context) -> FilteredContext:
-        """Filter `before`, the text before an answer. Raises `Blocked` if nothing may be sent."""
+        """Return the text `before` an answer, filtered. Raises `Blocked` if none may be sent."""
         ...
 
 
@@ -210,7 +210,7 @@ def _item(one: str) -> dict[str, Treatment]:
 def words_of(files: Sequence[str]) -> tuple[str, ...]:
     """Return the private words in these files (one a line) without repeats.
 
-    Raises `UsageError` if a file cannot be read, or has too many words or an unusable one.
+    Raises `UsageError` unless they hold 1 to `MOST` words of 2 to `LONGEST` characters, in UTF-8.
     """
     lines = list[str]()
     for name in files:

@@ -95,7 +95,7 @@ def entry_of(name: str) -> Any:
 
 
 def takes_text(name: str) -> bool:
-    """Whether the engine of that name takes and returns text, not ids. Raises `UsageError`."""
+    """Whether an engine takes and returns text, not ids. Raises `UsageError` for unknown names."""
     entry = entry_of(name)
     made = isinstance(entry, type) and issubclass(entry, TextEngine)
     return made or isinstance(entry, TextServer)
@@ -104,11 +104,11 @@ def takes_text(name: str) -> bool:
 def opened(
     name: str, url: str, *, key: str | None = None, model: str | None = None, **options: Any
 ) -> Any:
-    """Make the engine of that name at `url`; `model` is the name of the model there.
+    """Make the engine of that name at `url`; `key` is the API key, `model` the model's name there.
 
     Returns an `HttpEngine` for a server that takes token ids, a `TextEngine` for an API that takes
-    text, a `CloudModel` for a gateway. `options` are further arguments for the last two. If
-    Edgewise applies the chat template (`TextServer.renders`), pass the cloud model's `tokenizer`.
+    text, a `CloudModel` for a gateway. `options` are further arguments for the last two: pass the
+    cloud model's `tokenizer` if Edgewise applies the chat template (`TextServer.renders`).
     """
     entry = entry_of(name)
     if isinstance(entry, IdServer):
@@ -142,9 +142,9 @@ def owners() -> dict[str, str]:
 async def engine_at(url: str, *, key: str | None = None, model: str | None = None) -> str:
     """Detect the engine or the gateway at `url`, and return its name in `ENGINES`.
 
-    It is detected by the server's list of models: the `owned_by` of `model` or, if that is not
-    known, the first one that is. Raises `UnknownEngine` if none is known or the reply is no such
-    list, and other `CloudError`s.
+    It is detected by `owned_by` in the server's list of models: that of `model` or, if `owners`
+    lacks it, the first that `owners` has. Raises `UnknownEngine` if there is none or the reply is
+    no such list, and other `CloudError`s, such as for a server that does not answer.
     """
     lister = Endpoint(url, key=key)
     known = owners()

@@ -58,7 +58,7 @@ class DailyTotal:
     def add(self, day: str, currency: str, cost: Decimal, most: Decimal | None = None) -> bool:
         """Add `cost` to a day's sum unless that then exceeds `most`; return whether it was added.
 
-        If the file cannot be used nothing is added, and this is logged once.
+        If the file cannot be used, this is logged once, and False returned. `most` None: no limit.
         """
         try:
             return self._add(day, currency, cost, most)

@@ -97,7 +97,7 @@ class Billing:
             )
 
     def remember(self, ids: Sequence[int]) -> None:
-        """Remember the ids that a provider was sent in an answer, for `REMEMBERED` answers."""
+        """Keep the ids that an answer sent, for `sent_before`; the last `REMEMBERED` are kept."""
         with self._lock:
             self._sent.append(np.asarray(ids, np.int32))
 
@@ -147,7 +147,7 @@ class CloudTokens:
 
     @cached_property
     def prompt(self) -> int:
-        """Number of cloud tokens in the prompt, counted at first use: a long one takes a while."""
+        """Number of cloud tokens in the prompt, counted at first use; `measured` may correct it."""
         return self._count(self._prompt)
 
     def written(self, ids: Sequence[int]) -> int:
@@ -155,7 +155,7 @@ class CloudTokens:
         return self._count(ids[self._start :])
 
     def measured(self, tokens: int, written: int, position: int) -> None:
-        """Correct the estimated counts by the usage report of a request.
+        """Correct the counts by the usage report of a request, unless they are exact (`shared`).
 
         The request was about `position` ids, those of the prompt and the answer so far. The report
         counts `tokens` prompt tokens for them, of which about `written` are the answer's.
@@ -250,11 +250,12 @@ class AnswerCosts:
         self._limits = self._limits._replace(alone=False)
 
     def admits(self, ids: Sequence[int], n: int, verify: int = 0) -> int:
-        """Return how many HTTP requests the limits allow for a consult; 0: do not send it.
+        """Return how many HTTP requests a consult may send; 0: the limits forbid it.
 
-        The consult is for `n` tokens after `ids`, of which the last `verify` are draft tokens. It
-        may need several requests, and repeat them if the connection breaks. With a limit for the
-        day, the most that they may cost is added to the day's total now.
+        It is for `n` tokens after `ids`, or for verdicts on the last `verify` of them. It may need
+        several requests, and repeat them if the connection breaks. Without a limit for the answer
+        or the day the number is `UNLIMITED`. With one for the day, the most that the requests may
+        cost is added to the day's total now.
         """
         self._settle()
         spent = self._price.of(self._billed())
@@ -276,9 +277,9 @@ class AnswerCosts:
         return requests * next(fitting, 0)
 
     def sent(self, ids: Sequence[int], n: int, sent: Outgoing, future: Future[Completion]) -> None:
-        """Record that a consult for `n` tokens after `ids` is on its way.
+        """Record that a consult that `admits` allowed is on its way, for `n` tokens after `ids`.
 
-        `sent` counts what leaves for it, `future` brings its completion: both are read later.
+        `sent` counts what leaves for it, `future` brings its completion: they tell what it cost.
         """
         before = self._reached(ids) or self._billing.sent_before(ids)
         call = self._call(ids, n, sent, future)._replace(before=min(before, len(ids)))

@@ -74,7 +74,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise _wrong("The currency has characters that cannot be shown")
 
     def of(self, billed: BilledTokens) -> Decimal:
-        """Return the price of billed tokens."""
+        """Return what these tokens cost, in units of `currency`."""
         tokens = (
             billed.input * self.input + billed.cached * self.cached + billed.output * self.output
         )
@@ -82,7 +82,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def price_of(given: str) -> Price:
-    """Parse the setting `price`: "IN,CACHED,OUT", or a TOML file's path. Raises `UsageError`."""
+    """Parse `price`: "IN,CACHED,OUT" (see `Price`), or a TOML file's path. Raises `UsageError`."""
     parts = given.split(",")
     try:
         numbers = [Decimal(part.strip()) for part in parts]

@@ -109,7 +109,7 @@ class Step(ABC):
 
     @abstractmethod
     def candidates(self, k: int) -> tuple[Candidate, ...]:
-        """Return the k likeliest ids with their logprobs, best first."""
+        """Return the k likeliest ids (fewer if fewer are known) with logprobs, best first."""
 
 
 class Tokenizer(Protocol):
@@ -208,7 +208,8 @@ class EdgeSession(ABC):
     def steps(self, ids: Sequence[int]) -> Sequence[Step]:
         """Append `ids`, compute them, and return for each the `Step` that predicts the next token.
 
-        They run in one batch if the engine can (`EdgeAbilities.batch_logits`).
+        They run in one batch if the engine can (`EdgeAbilities.batch_logits`), else one by one.
+        Raises as `extend` does, and `UsageError` for more ids than a batch may have.
         """
 
     def extend(self, ids: Sequence[int]) -> None:
@@ -230,22 +231,20 @@ class EdgeSession(ABC):
         del self._ids[position:]
 
     def checkpoint(self, position: int) -> None:  # noqa: B027
-        """Announce that `rewind(position)` may follow; called before later ids are computed.
+        """Announce a possible `rewind(position)`, before the ids behind `position` are computed.
 
-        Engines that can roll back only to checkpoints save one at `position`; others ignore the
-        call.
+        Engines that can roll back only to checkpoints save one there; others ignore the call.
         """
 
     def rest(self) -> None:  # noqa: B027
         """Announce that the next `step` is some time away, such as during a request to the cloud.
 
-        An engine that batches several sessions into one pass then runs without waiting for this
-        one.
+        Until then, an engine that batches sessions into one pass does not wait for this one.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Return the session's slot to the model, for another session."""
+        """End the session for good; its slot is free for another one."""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -355,8 +354,8 @@ class EdgeModel(Protocol):
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> EdgeSession:
         """Open a session. Its steps keep what `needs` names readable after later decodes.
 
-        `top` is the number of likeliest ids that `Needs.TOP` keeps. Raises `UsageError` if all
-        slots are in use or the engine lacks what `needs` names.
+        `top` is the number of likeliest ids that `Needs.TOP` keeps. Close the session to free its
+        slot. Raises `UsageError` if all are in use, or if the engine lacks what `needs` names.
         """
         ...
 
@@ -365,5 +364,5 @@ class EdgeModel(Protocol):
         ...
 
     def close(self) -> None:
-        """Free the weights."""
+        """Free the weights; the model and its sessions cannot be used afterwards."""
         ...

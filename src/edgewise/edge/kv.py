@@ -113,7 +113,7 @@ class Slots:
     def run(self, run: Run) -> list[LogitsStep]:
         """Wait for this session's turn, run its ids, and return the steps that `run` asked for.
 
-        Raises `ModelError` if the engine fails.
+        `run.outputs` asks for none, the last id's, or one per id. Raises `ModelError` on failure.
         """
         with self.lock:
             run.session.before(run)
@@ -129,7 +129,7 @@ class Slots:
     def reserve(self) -> None:
         """Count one more open session; its cache is chosen by `take`, once its ids are known.
 
-        Raises `UsageError` if all slots are in use.
+        `give_back` ends it. Raises `UsageError` if all slots are in use.
         """
         with self.lock:
             self.check_open()
@@ -144,10 +144,10 @@ class Slots:
     def take(self, ids: Sequence[int]) -> SequenceCache:
         """Choose a free cache for a session that begins with `ids`; return it, no longer free.
 
-        Prefers a cache of the same conversation (it keeps 16 or more ids for each id of its prompt
-        that it drops), then an empty one, then one that keeps more than half of the ids in it,
-        then the least recently used. Conversations begin alike (a BOS, a template's head, a system
-        prompt): a few common ids are no reason to drop the cache of another conversation.
+        A cache then keeps the beginning that it shares with `ids`. One of the same conversation is
+        preferred (it keeps 16 ids or more for each id of its prompt that it drops), then an empty
+        one, then one that keeps more than half of its ids, then the least recently used. Since all
+        conversations begin alike, a few shared ids are no reason to drop another one's cache.
         """
         with self.lock:
             self.check_open()
@@ -175,7 +175,7 @@ class Slots:
             cache.prompt = min(cache.prompt, cache.length)
 
     def close(self) -> bool:
-        """Refuse all further runs. Returns False if the slots were closed before."""
+        """Refuse all further runs; return True the first time: the caller is to free the caches."""
         with self.lock:
             before, self.closed = self.closed, True
             self._free.clear()
@@ -324,16 +324,16 @@ class KvSession(EdgeSession):
         return made
 
     def before(self, run: Run) -> None:
-        """Prepare `run`, just before the engine computes it. Raises `UsageError` if closed.
+        """Make a checkpoint at `run.start` if `checkpoint` asked for it; called before the run.
 
-        It makes a checkpoint if `checkpoint` was called for the position `run.start`.
+        Raises `UsageError` if the session or the model is closed.
         """
         self._check_open()
         if run.start in self._wanted:
             run.cache.checkpoint(lasting=run.start < run.cache.prompt)
 
     def steps_of(self, run: Run, rows: Sequence[KvRow]) -> list[LogitsStep]:
-        """Return a step for each of `rows`, the outputs of a finished run."""
+        """Return a step for each of `rows`, the outputs of a finished run for its last ids."""
         cache, slots, text = run.cache, self._slots, self._tokenizer
         decode = cache.decodes
         return [

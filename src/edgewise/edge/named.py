@@ -31,9 +31,9 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 def engine_at(address: str) -> str:
     """Return the name of the edge engine for the model at `address` (see `edgewise.addresses`).
 
-    It is "server" for a URL and "llamacpp" for a GGUF. For other files it is the engine that claims
-    them (see `EdgeModel`), as "own" rather than as "shared". Raises `AddressError` if none does,
-    `UsageError` if several have the same claim.
+    It is "server" for a URL and "llamacpp" for a GGUF. For a folder or repository it is the engine
+    whose "own" format it has, else one that reads it as "shared" (see `Claim`). Raises
+    `AddressError` if there is none, `UsageError` if several have the same claim.
     """
     if is_url(with_scheme(address)):
         return SERVER

@@ -117,7 +117,7 @@ class SequenceCache(ABC):
         """Run `ids` after those in the cache, and make a checkpoint first if one is due.
 
         Returns no row, that of the last id, or one per id, as `outputs` says; with `hidden`, rows
-        have hidden states. If the run fails, none of `ids` are kept.
+        have hidden states. If the run fails, `ids` are not kept; earlier ids may be dropped, too.
         """
         self.space()
         self._runs += 1
@@ -130,7 +130,7 @@ class SequenceCache(ABC):
         return rows
 
     def space(self) -> None:
-        """Make a checkpoint if rollbacks need them and the last is `spacing` or more ids back."""
+        """Make a checkpoint if rollbacks need one and `spacing` or more ids came after the last."""
         if not self.cuttable and self.length - max(self._copies, default=0) >= self.spacing:
             self.checkpoint()
 
@@ -143,7 +143,7 @@ class SequenceCache(ABC):
         return max((at for at in self._copies if at <= position), default=0)
 
     def back(self, position: int) -> int:
-        """Roll back to `position`, or to a checkpoint before it; return how many ids remain."""
+        """Roll back to `position`, a checkpoint before it, or 0; return how many ids remain."""
         if position >= self.length:
             return self.length
         kept = self.keeps(position)

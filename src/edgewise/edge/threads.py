@@ -101,7 +101,7 @@ class Threads:
         self._sizes = defaultdict[int, _Trials](lambda: _Trials(most))
 
     def of(self, ids: int) -> int:
-        """Return the number of threads for the next pass; `ids` is how many ids it computes."""
+        """Return the number of threads for a pass over so many `ids`; then tell `took` its time."""
         return self._sizes[ids.bit_length()].next()
 
     def took(self, ids: int, threads: int, seconds: float) -> None:

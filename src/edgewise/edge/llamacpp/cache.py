@@ -67,8 +67,8 @@ class LlamaContext:
     ) -> int:
         """Put ids of a sequence into the batch, from its position `start` on.
 
-        `at` is how many ids the batch holds already. Logits are computed for `every` id, for the
-        `last`, or for none. Returns the last id's index in the batch.
+        The first `at` ids of the batch stay, the others are dropped. Logits are computed for
+        `every` id, for the `last`, or for none. Returns the last id's index in the batch.
         """
         end = self._batch.n_tokens = at + len(ids)
         for index in range(at, end):
@@ -83,7 +83,7 @@ class LlamaContext:
         return end - 1
 
     def decode(self, *, hidden: bool) -> None:
-        """Run the batch, with hidden states if `hidden`. Raises `ModelError`."""
+        """Run the batch, with hidden states if `hidden`, for `row` to read. Raises `ModelError`."""
         llama_cpp.llama_set_embeddings(self.handle, hidden)
         self.decodes += 1
         count, ids = 0, self._batch.n_tokens
@@ -102,7 +102,7 @@ class LlamaContext:
             )
 
     def row(self, index: int, *, hidden: bool) -> KvRow:
-        """Return the last decode's output for the id at `index` of the batch, as views."""
+        """Return the decoded batch's output at `index`, as views; `put` must have asked for it."""
         logits = self._logits.at(llama_cpp.llama_get_logits_ith(self.handle, index))
         if not hidden:
             return KvRow(logits)
@@ -162,8 +162,8 @@ class LlamaSequence(SequenceCache):
     ) -> list[Sequence[KvRow]]:
         """Run several sequences of one context in a single pass; return the rows of each.
 
-        A run is (sequence, ids, outputs), as for `run`. Runs in the order of the sequences' numbers
-        are fastest.
+        A run is (sequence, ids, outputs), as for `run`; those in the order of their sequences are
+        fastest. If the pass fails, no sequence keeps its new ids.
         """
         for sequence, _, _ in runs:
             sequence.space()

@@ -85,7 +85,7 @@ def build() -> str:
 
 
 def how_to_compile() -> str:
-    """Return a hint for users: "COMMAND compiles one for this machine" (one: a llama.cpp)."""
+    """Return the hint "COMMAND compiles one for this machine"; the command builds llama.cpp."""
     command = f"{_WITHOUT_AMX} {_COMPILE}" if "amx_tile" in processor() else _COMPILE
     return f"{command} compiles one for this machine"
 

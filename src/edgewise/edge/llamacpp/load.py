@@ -251,7 +251,7 @@ def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
     """Load a file in a child process, unless it is bundled or passed before.
 
     With `vocabulary_only`, only the tokenizer is loaded. Raises `ModelError` if the child dies,
-    takes too long, or says that llama.cpp refuses the file.
+    takes too long, or says that llama.cpp refuses the file. If none can start, it logs a warning.
     """
     if path.resolve().parent == bundled("edge").resolve().parent:
         return

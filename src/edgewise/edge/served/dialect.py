@@ -181,7 +181,7 @@ class Dialect:
         raise self.server.broken("it ended the answer and gave no reason")
 
     def overrun(self, seed: int) -> int | None:
-        """Wait until the server has freed the slot of the session's closed stream, found by `seed`.
+        """Wait until the server frees the slot of the stream with this `seed`, at most `LINGER` s.
 
         Returns how many tokens the stream had written, by the server's count; None if the server
         lists no such slot. A server notices that a stream is closed only at its next token. Until
@@ -355,7 +355,7 @@ def described_at(
 ) -> ServedModel | None:
     """Return what `server` says of the model; None if it is not a server of this `kind`.
 
-    `model` and `context` are described at `found_at`.
+    `model` and `context` are described at `found_at`. Raises `UsageError` if the server lacks them.
     """
     first, *others = kind.asks
     if (reply := server.found(first)) is None:

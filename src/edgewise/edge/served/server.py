@@ -48,7 +48,7 @@ class Server:
         self._http.close()
 
     def found(self, request: Request) -> bytes | None:
-        """Return the reply; None if its status is not 200.
+        """Send a request, and return the reply's body; None if its status is not 200.
 
         Raises `EdgeError` without a reply, and for a refused key, a redirect, or status 503, by
         which a server says that it is still loading.
@@ -59,7 +59,7 @@ class Server:
             return self._whole(response) if response.status_code == 200 else None
 
     def send(self, request: Request) -> bytes:
-        """Return the whole reply. Raises `EdgeError`, also for any status but 200."""
+        """Send a request, return the whole reply. Raises `EdgeError`, also for a status but 200."""
         with self._opened(request) as response:
             return self._whole(response)
 
