@@ -154,7 +154,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
     """Return the open `clouds`, nearest first, as tiers with threshold, share and trust.
 
     After a cloud that is asked only at word boundaries, all others are asked only there too. With
-    several clouds, models in this process are trusted. Raises `UsageError`.
+    several clouds, models in this process are trusted. Raises `UsageError` for wrong settings.
     """
     further = max(0, len(clouds) - 1)
     shares = _fractions(settings, "tier_share", [TIER_SHARE] * further)
@@ -207,7 +207,7 @@ def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:
-    """Return the clouds' `identity()`, joined by commas: the key of the last one's thresholds."""
+    """Return each cloud's `identity()`, joined by commas: the key of the last one's thresholds."""
     return ",".join(cloud.identity() for cloud in clouds)
 
 
@@ -268,10 +268,9 @@ def verification(
 ) -> Literal["off", "on", "exact"]:
     """Return how the nearest cloud verifies draft tokens: as the setting `verify` says.
 
-    "auto" is "on" unless a model or another setting rules that out, such as a price, since each
-    block bills the prompt. A cloud that judges whole passages (`CloudModel.reads_passages`) cannot
-    continue text, so it always verifies. Without `edge` and `cloud` the settings alone decide.
-    Raises `UsageError` if what is set is impossible, such as "off" for such a cloud.
+    "auto" is "on" unless a model or another setting, such as a price, rules that out. A cloud that
+    judges whole passages (`CloudModel.reads_passages`) always verifies. Without `edge` and `cloud`
+    the settings alone decide. Raises `UsageError` if what is set is impossible.
     """
     against = [*_against_verifying(settings, edge, cloud)]
     reads = cloud is not None and cloud.reads_passages
@@ -385,9 +384,9 @@ def starts_of(
 ) -> Mapping[str, float]:
     """Return the router's initial thresholds, by cloud share as text ("0.05").
 
-    They are those tuned for this pair (at `KEEP` the one of `edgewise tune --keep`), else those in
-    `card`, else measured on the edge's own answers. Empty if the settings fix the threshold, name
-    no cloud, set a share of 0 or 1, or set `verify` to "on" or "exact".
+    They are those tuned for this pair (that of `edgewise tune --keep` has the key `KEEP`), else
+    those in `card`, else measured on the edge's own answers. Empty if the settings fix the
+    threshold, name no cloud, set a share of 0 or 1, or set `verify` to "on" or "exact".
     """
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
     if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
@@ -400,7 +399,7 @@ def starts_of(
 
 
 def router_identity(settings: Settings) -> str:
-    """Return a SHA-256, in hex, of the set router's code and its checkpoint, or else its name."""
+    """Return a SHA-256, in hex, of the set router's code and of its checkpoint, or its name."""
     folder = router_folder(settings)
     if folder is None:
         return identity_named(str(settings.router))
@@ -432,9 +431,10 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
 def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     """Return the policy of the settings: with a fixed threshold, or with a cloud share.
 
-    `starts`, from `starts_of`, gives the initial threshold for a share. If the settings have
-    neither, the threshold that `edgewise tune --keep` found is fixed, else there is a default
-    share. With `verify` "on" there is always a share, with "exact" none.
+    `starts`, from `starts_of`, gives the initial threshold for a share. If neither a threshold nor
+    a share is set, the threshold of `edgewise tune --keep` is fixed, else `DEFAULT_SHARE` holds. A
+    threshold that is set turns `verify` off, and if a share is set, too, is the initial one. With
+    `verify` "on" there is a share, `VERIFY_SHARE` by default; "exact" becomes "on" if one is set.
     """
     share, fixed = settings.cloud_share, settings.threshold
     verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify

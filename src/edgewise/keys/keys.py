@@ -140,7 +140,7 @@ class Keys:
     def refresh(self) -> int:
         """Read the file again if `CHECK_SECONDS` have passed since it was last read.
 
-        Returns how many times the keys in force have changed so far.
+        Returns how many times the keys in force have changed since `Keys` was created.
         """
         if self._path is None or time.monotonic() - self._read_at < CHECK_SECONDS:
             return self._changes

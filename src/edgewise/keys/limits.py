@@ -87,9 +87,9 @@ class Bucket:
         self._full_at = 0.0
 
     def wait(self, rate: float, now: float) -> float:
-        """Return the seconds until the bucket holds one unit, if it fills by `rate` a second.
+        """Return the seconds until the bucket, which fills by `rate` a second, holds one unit.
 
-        A `rate` of 0 means no limit. `now` is the time, in seconds, of one clock for all calls.
+        0 if it does, or if `rate` is 0 (no limit). `now` is in seconds, of one clock in all calls.
         """
         if not rate:
             return 0.0
@@ -166,9 +166,10 @@ class KeyLimits:
         """Return a context manager that charges `key` for the consult made inside the block.
 
         `tokens` is the most that the consult may write. They are reserved from the day's limit
-        before the block; those that were not written are given back after it. The block fills in
-        the `Spent` that it is given. `ids` is the number of ids that came with the request. Raises
-        `OverLimit` before the block if a limit is exceeded.
+        before the block; those not written, by the `Spent` that the block fills in, are given back
+        after it. The rate of ids is charged with `ids`, the number that came with the request, and
+        after the block with those `computed` beyond them. Raises `OverLimit` before the block if a
+        limit is exceeded or the store is down.
         """
         self.admit(key, ids)
         self._buckets[key.name][0].take(1, key.consults_per_second, self._clock())
@@ -193,7 +194,7 @@ class KeyLimits:
         """Charge `key` for the `ids` (a number) that came with a request, and check its rates.
 
         Raises `OverLimit` if earlier requests have used up the rate of ids or of consults; the ids
-        are charged all the same.
+        are charged all the same. Only `spending` charges for the consult itself.
         """
         (asks, bucket), now = self._buckets[key.name], self._clock()
         waits = {
@@ -209,7 +210,8 @@ class KeyLimits:
     async def may_prefetch(self, key: Key, ids: int) -> bool:
         """Charge `key` for the `ids` (a number) of a prefetch; return whether it may be made.
 
-        A prefetch lets the engine read a prompt early. The ids are charged in either case.
+        A prefetch lets the engine read a prompt early. It may not be made once the key's rates or
+        the day's tokens are used up, or while the store is down; the ids are charged all the same.
         """
         with suppress(OverLimit):
             self.admit(key, ids)
@@ -218,7 +220,7 @@ class KeyLimits:
         return False
 
     def charge(self, key: Key, ids: int) -> float:
-        """Charge `key` for a number of `ids`; return the seconds until its rate allows more."""
+        """Charge `key` for `ids`, a number; return the seconds until its rate allows more, or 0."""
         (_, bucket), now = self._buckets[key.name], self._clock()
         bucket.take(ids, key.ids_per_second, now)
         return bucket.wait(key.ids_per_second, now)

@@ -66,7 +66,7 @@ class Connections:
     def wait(self, transport: asyncio.Transport, awaited: Awaited) -> None:
         """Close the connection after `WAIT_SECONDS`, unless `done` is called before.
 
-        `awaited` says what the peer fails to do; `done` is called with the same.
+        `awaited` says what the peer fails to do; `done` must be called with the same.
         """
         if transport in self._open and (transport, awaited) not in self._waits:
             loop = asyncio.get_running_loop()
@@ -126,10 +126,7 @@ class _Counted(asyncio.Protocol):
 
 
 class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
-    """uvicorn's HTTP/1.1 with the limits of `Connections`.
-
-    A peer that has closed its sending side is still answered.
-    """
+    """uvicorn's HTTP/1.1 with the limits of `Connections`; answers peers that ended sending."""
 
     _ended = False
 
@@ -152,10 +149,10 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Handle a peer's closing of its sending side; return whether to keep the connection.
 
-        Without TLS it is kept while a complete request is being answered. Only sending shows if the
-        peer has left altogether: until the answer begins, interim responses (100 Continue) are
-        sent, the second of which fails then. HTTP/1.0 has no such responses, and proxies that speak
-        it close like this when their client has left: it is kept only if the answer has begun.
+        With TLS it is never kept, else while a complete request is being answered (in HTTP/1.0 only
+        once the answer has begun: proxies that speak it close like this if their client has left).
+        To see if the peer has left altogether, interim responses (100 Continue) are sent until the
+        answer begins; the second of them fails if it has.
         """
         whole = self._answering and self.conn.their_state is not h11.SEND_BODY
         begun = whole and (self.cycle.response_started or self.scope["http_version"] != "1.0")

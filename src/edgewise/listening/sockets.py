@@ -85,9 +85,9 @@ def tls_context(certificate: Path, private_key: Path) -> "ssl.SSLContext":
 def connections_for(asked: int | None, *, reserve: int) -> int:
     """Return how many connections to allow, so that none fails for want of a file descriptor.
 
-    `asked` is the number that the user wants; None: `DEFAULT_CONNECTIONS`, or as many as fit.
-    `reserve` open files are kept for other uses, such as connections to engines. Raises
-    `UsageError` if the limit on open files is too low.
+    `asked` is the user's number; None: `DEFAULT_CONNECTIONS`, or as many as fit, at least 16.
+    `reserve` open files are kept for other uses, such as connections to engines. The process's
+    limit on open files is raised as far as possible; `UsageError` if it is still too low.
     """
     limit = _most_files()
     room = limit - reserve - _RESERVED

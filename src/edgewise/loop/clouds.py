@@ -56,7 +56,7 @@ class Clouds:
 
     @property
     def waited(self) -> float:
-        """Seconds spent on waiting for completions."""
+        """Seconds that the answer has spent so far on waiting for replies."""
         return sum(cloud.waited for cloud in self._clouds)
 
     @property
@@ -70,7 +70,7 @@ class Clouds:
         Its circuit breaker, the cost limits and privacy rules may refuse. A cloud after the nearest
         that has another vocabulary is asked only where `token`, the one that the edge would write
         here, begins a word; None, without an edge, skips that check. Returns how many tokens were
-        requested, or why none were.
+        requested (at most `n`; `completion` waits for them), or why none were.
         """
         self._n, self._token, self._best = n, token, None
         self._over.clear()
@@ -78,9 +78,11 @@ class Clouds:
         return refused if self._flying is None else self._flying[1].ask
 
     def outcome(self, flight: Flight, index: int) -> tuple[Completion | CloudError, Consult]:
-        """Wait for the nearest cloud's verification of a block that begins at token `index`.
+        """Wait for the verdicts of the first cloud, the nearest, on a block of draft tokens.
 
-        Returns a pair: the verdicts or the error, and the event that reports the request.
+        `flight` is the request that `verify` returned, which is counted as finished; `index` is the
+        place of the block's first token in the answer, from 0. Returns the verdicts, or the error
+        instead of them, and the event that reports the request.
         """
         nearest = self._clouds[0]
         nearest.counts.wanted += 1
@@ -95,10 +97,10 @@ class Clouds:
         return outcome, event
 
     def due(self) -> bool:
-        """Return whether no reply is awaited any more; wait, briefly, for one that comes soon.
+        """Return whether `completion` need not wait; wait briefly for a reply that comes soon.
 
         `Latency.patience` says how long. If a reply is an error, or its cloud is unsure of it, the
-        next cloud is asked.
+        next cloud is asked, and awaited likewise.
         """
         while self._flying is not None:
             if not self._flying[0].due(self._flying[1]):
@@ -107,9 +109,9 @@ class Clouds:
         return True
 
     def completion(self) -> Completion:
-        """Wait for the completion that is to be written, and return it.
+        """Wait for the completion that `ask` requested, and return it.
 
-        Raises the last `CloudError` if no cloud answered.
+        Where clouds differ, the later one's counts. Raises the last `CloudError` if none answered.
         """
         while self._flying is not None:
             self._collect_outcome()
@@ -122,10 +124,10 @@ class Clouds:
     def events_for(
         self, index: int, *, refused: CloudError | None = None, changed: bool = False
     ) -> list[Consult]:
-        """Count the requests made to all clouds for token `index`; return events that report them.
+        """Count the requests that the last `ask` made; return the events that report them.
 
-        `refused` says why the chosen completion cannot be used; `changed`: the completion differs
-        from the edge's token.
+        `index` is their place in the answer. `refused` says why the completion cannot be used;
+        `changed`: it differs from the edge's token, which `Latency.rejection_rate` counts.
         """
         if self._best is not None:
             # Only the nearest's consults are drafted beyond, whoever overrules it.

@@ -34,11 +34,13 @@ class CloudCounts:
     def over(
         self, outcome: Completion | CloudError, asked: int, *, failed: bool, overruled: bool
     ) -> None:
-        """Count a finished request for `asked` tokens.
+        """Count a finished request for `asked` tokens: in `calls`, and perhaps in `failed`.
 
         `failed`: nothing it brought can be used, though `outcome` may be a completion that the
-        response format forbids. `overruled`: another cloud's completion was taken instead. The
-        tokens of a completion that is taken are not counted here: the loop adds them to `brought`.
+        response format forbids. A usage report counts in `cached`, `computed` and `written`. After
+        a timeout `asked` is added to `brought`. `overruled`: another cloud's completion was taken
+        instead, so the tokens of this request are added to `brought` and `unused`. Those of the
+        completion that is taken are not counted here: the loop adds them to `brought`.
         """
         self.calls += 1
         self.failed += failed
@@ -57,7 +59,7 @@ class CloudCounts:
         self.unused += lost if overruled else 0
 
     def drop(self, asked: int) -> None:
-        """Count a request for `asked` tokens for which nobody waits any more."""
+        """Count a request that nobody awaits now: its `asked` tokens are `brought` and `unused`."""
         self.dropped += 1
         self.brought += asked
         self.unused += asked

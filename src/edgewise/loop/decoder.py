@@ -89,14 +89,14 @@ class Decoder:
         """Return a `Generation`, an iterator over the events of the answer to `prompt`.
 
         `prompt` are token ids, or a `Prompt` with the messages they were made from; one marked
-        local is sent to trusted clouds only. Without `max_tokens` the answer may fill the context.
-        `budget` says how much the cloud may write: what the conversation's last answer left
-        (`Generation.budget`). `pending` adds events about draft tokens (`Pending`, `RolledBack`),
-        `candidates` the edge's candidates to every `Token`. A `grammar` of the edge's vocabulary
-        constrains the answer. `policy` replaces the decoder's for this answer; `at_end` is called
-        once, with the budget left.
-
-        Raises `UsageError` for bad input and `ContextOverflow` for a prompt that does not fit.
+        local is sent to trusted clouds only. Without `max_tokens` the answer may fill the context,
+        without `sampling` it is greedy; it ends before any string of `stop`. `budget` says how much
+        the cloud may write: what the conversation's last answer left (`Generation.budget`), at its
+        start None. `pending` adds events about draft tokens (`Pending`, `RolledBack`), `candidates`
+        the edge's candidates to every `Token`. A `grammar` of the edge's vocabulary constrains the
+        answer. `policy` replaces the decoder's for this answer; `at_end` is called once, with the
+        budget left, when the answer is closed. Raises `UsageError` for bad input, and
+        `ContextOverflow` for a prompt that does not fit.
         """
         prompt = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         if not prompt.ids:
@@ -239,10 +239,7 @@ def _is_open(tier: Tier, prompt: Prompt, policy: Policy) -> bool:
 
 
 def collect(events: Iterator[Event]) -> Answer:
-    """Return the answer that the events of a stream amount to.
-
-    Raises `ValueError` if they end without a `Finished`.
-    """
+    """Return the answer of a stream's events. Raises `ValueError` if they lack a `Finished`."""
     tokens: list[Token] = []
     for event in events:
         if isinstance(event, Token):

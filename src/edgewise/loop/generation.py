@@ -77,7 +77,7 @@ class Generation(Iterator[Event]):
 
     @property
     def budget(self) -> Budget:
-        """The budget to pass to the conversation's next answer."""
+        """The budget left for the conversation's next answer; final once this answer is closed."""
         wasted = self._consults.wasted if self._consults else 0
         return self._rules.policy.next_answer(self._state.budget, wasted)
 

@@ -31,7 +31,10 @@ class Breaker:
         return self._until is not None
 
     def allow(self) -> Literal["yes", "probe", ""]:
-        """Return "yes" if a request may go now, "probe" if only this one may, as a test, or ""."""
+        """Return whether a request may go now: "yes", "probe" (this one alone, as a test) or "".
+
+        After "probe" no other may go until `succeeded`, `failed(probe=True)` or `probe_cancelled`.
+        """
         with self._lock:
             if self._until is None:
                 return "yes"
@@ -102,10 +105,7 @@ class Latency:
             self._recent[first].append(seconds)
 
     def prefill_took(self, seconds: float, tokens: int) -> None:
-        """Record that an answer's first request took `seconds` for `tokens` prompt ids.
-
-        Fewer than 16 ids are ignored.
-        """
+        """Record that a first request computed `tokens` prompt ids, if 16 or more, in `seconds`."""
         if tokens >= _MANY:
             with self._lock:
                 self.prefill = _smoothed(self.prefill, seconds / tokens)
@@ -127,9 +127,10 @@ class Latency:
             self._recent[first].append(deadline)
 
     def quantile(self, part: float, *, first: bool = False) -> float | None:
-        """Return the quantile `part` (0 to 1) of recent latencies in seconds; None if too few.
+        """Return the quantile `part` (0 to 1) of the latest latencies, in seconds.
 
-        They are those of answers' first requests if `first` is set, else those of all others.
+        They are the last 16 of answers' first requests if `first` is set, else the last 16 of all
+        others. None if there are fewer than 3.
         """
         with self._lock:
             recent = list(self._recent[first])
@@ -139,10 +140,9 @@ class Latency:
         """Return how many seconds to wait for a reply before the edge drafts another token.
 
         The request is `elapsed` seconds old, and the answer's `first` or not; its reply is expected
-        after the median latency. If that is in r seconds, a draft step of s seconds saves r if the
-        draft is accepted and costs s - r if it is rejected. It pays if r exceeds a margin: s times
-        the share of drafts rejected. Then, and once the reply is late by the margin, the result is
-        0; else it is the time until the reply would be so late.
+        after the median latency. If that is farther off than a margin (the seconds of a draft step
+        times the share of drafts rejected), a draft pays and the result is 0. Else it is the time
+        until the reply would be late by this margin; 0 once it is, or before latencies are known.
         """
         median = self.quantile(0.5, first=first)
         if median is None or self.step is None:

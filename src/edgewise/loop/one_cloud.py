@@ -139,7 +139,7 @@ class CloudConsults:
         self._flights: dict[int, Flight] = {}
 
     def prefetch(self, ids: Sequence[int], budget: Budget) -> None:
-        """Send the cloud `ids`, the answer so far, so that it reads them before it is asked.
+        """Send the cloud `ids`, prompt and answer so far, so that it reads them before it is asked.
 
         Nothing is sent where `budget` or an open circuit breaker rules requests out.
         """
@@ -152,8 +152,8 @@ class CloudConsults:
         """Ask for `n` tokens, or what the budget has left, if `score` reaches the tier's threshold.
 
         `score` says how unsure the cloud asked before this one was of its completion, from 0 to 1;
-        1 if there is none. Returns the request, "no" below the threshold, or the reason why nothing
-        was sent.
+        1 if there is none. Returns the request, whose reply `outcome` brings, "no" below the
+        threshold, or the reason why nothing was sent.
         """
         if score < self.tier.threshold:
             return "no"
@@ -171,8 +171,8 @@ class CloudConsults:
     def verify(self, ids: Sequence[int], count: int, n: int = 0) -> Flight | Refusal:
         """Ask the cloud to verify the last `count` of `ids`, which are draft tokens.
 
-        With `n` above 0 the cloud does not verify them, but writes up to `n` tokens in their place.
-        Returns the request, or the reason why nothing was sent.
+        With `n` above 0 the cloud, which must be one that `reads_passages`, writes up to `n` tokens
+        in their place. Returns the request, for `outcome`, or the reason why nothing was sent.
         """
         flight = self._flight(ids, n, count)
         if isinstance(flight, Flight):
@@ -180,10 +180,7 @@ class CloudConsults:
         return flight
 
     def given_up(self, flight: Flight) -> bool:
-        """Whether the answer no longer waits for `flight`: it is not over, and the breaker is open.
-
-        Never with `ignores_breaker`.
-        """
+        """Whether to give up `flight`: it has no reply, and the breaker is open and not ignored."""
         return not self.ignores_breaker and self._breaker.is_open and not flight.future.done()
 
     @property
@@ -211,9 +208,9 @@ class CloudConsults:
         """Ask for `n` tokens after `ids`, which end with draft tokens, if the limits permit.
 
         Returns the reason if the context filter forbids it; else None, whether or not a request was
-        sent. `budget` is what the answer will have left if the drafts are accepted. Nothing is sent
-        where costs are limited: how many of these requests are wasted depends on the link, and
-        their cost would leave less for the answer's own.
+        sent. Once the drafts are accepted, `ask` returns this request. `budget` is what the answer
+        will have left then. Nothing is sent where costs are limited: how many of these requests are
+        wasted depends on the link, and their cost would leave less for the answer's own.
         """
         allowed = not self._limited and len(self._flights) < FLIGHTS and not self._breaker.is_open
         if allowed and self._policy.may_ask_for_draft(budget, n, self.counts.unused):
@@ -260,14 +257,18 @@ class CloudConsults:
         return completion
 
     def unsure(self, completion: Completion) -> float:
-        """Return how unsure this cloud is of a completion, 0 to 1; more if it was wrong lately."""
+        """Return how unsure this cloud is of a completion, from 0 to 1.
+
+        That is 1 less the probability of its least likely token, or the error rate from `compared`
+        if that is higher. Without logprobs it is the error rate; 0.5 before the first comparison.
+        """
         score = unsure(completion)
         if score is None:
             return UNKNOWN if self._wrong is None else self._wrong
         return max(score, self._wrong or 0.0)
 
     def compared(self, completion: Completion, *, agrees: bool) -> None:
-        """Update the estimate of how often this cloud is wrong, which `unsure` uses.
+        """Update this cloud's error rate, which `unsure` uses; the latest comparison counts half.
 
         `agrees`: the next cloud, asked for the same tokens, agreed with this cloud's `completion`.
         """
@@ -284,7 +285,7 @@ class CloudConsults:
         refused: CloudError | None = None,
         overruled: bool = False,
     ) -> Consult:
-        """Count a finished request made for token `index`, and return the event that reports it.
+        """Count a finished request for the answer's token `index`, from 0; return its event.
 
         `overruled`: another cloud's completion was taken. Otherwise `refused` says why this cloud's
         completion cannot be used, if it cannot.

@@ -145,7 +145,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
         It may not if the answer has a cap, which no wasted request may use up, or if the cloud
         writes everything. Under a cloud share it may if the bucket covers both `ask` and `wasted`,
-        the tokens asked for in this answer's dropped requests.
+        the tokens of this answer's dropped and overruled requests.
         """
         if self.max_cloud_tokens is not None or self.cloud_share == 1:
             return False
@@ -175,8 +175,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Return the ratio that an edge token must reach to be accepted, from 0 to 1.
 
         `Verified.ratio` is the cloud's probability of this token over that of its likeliest. The
-        `first` token of an answer, which decides on most of what follows, must be the cloud's own
-        choice (ratio 1) unless the bucket is below its initial level.
+        result is 1 with "exact", else `RATIO`; under a cloud share it is lower below the bucket's
+        initial level, higher above it. The `first` token of an answer must be the cloud's own
+        choice (ratio 1) unless the bucket is below that level.
         """
         if self.verify == "exact":
             return 1.0
@@ -202,10 +203,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None, verify="off")
 
     def without_edge(self) -> "Policy":
-        """Return the policy by which the cloud writes the rest of an answer once the edge is lost.
-
-        The cap of the answer still holds.
-        """
+        """Return the policy by which the cloud goes on, under the same cap, if the edge is lost."""
         return replace(self, cloud_share=1.0, span=max(self.span, CLOUD_SPAN), speculate=0)
 
     def decide(self, score: float, budget: Budget) -> Decision:
@@ -224,7 +222,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(ask, "critical", shown)
 
     def threshold_now(self, budget: Budget) -> float:
-        """Return the threshold in force: the policy's own, moved by the level of the bucket."""
+        """Return the threshold in force: the policy's own; under a share the bucket moves it."""
         if self.cloud_share is None:
             return self.threshold
         if self.cloud_share in (0.0, 1.0):
@@ -273,8 +271,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def next_answer(self, budget: Budget, wasted: int = 0) -> Budget:
         """Return the budget for the conversation's next answer, with nothing spent of its cap.
 
-        With a cloud share the `wasted` tokens of this answer's dropped requests are subtracted only
-        here: their number depends on the link, which must not decide anything within the answer.
+        With a cloud share the answer's `wasted` tokens (`Clouds.wasted`) are subtracted only here:
+        their number depends on the link, which must not decide anything within the answer.
         """
         wasted = 0 if self.cloud_share is None else wasted
         return replace(budget, bucket=budget.bucket - wasted, charged=0)
@@ -304,7 +302,10 @@ class SharedBudget:
         self._taken, self._lock = 0.0, threading.Lock()
 
     def take(self) -> Budget:
-        """Take half of the bucket, or the whole debt; return that as the budget of an answer."""
+        """Take half of the bucket's tokens as an answer's budget; `settle` must give back the rest.
+
+        If the bucket is below 0 (answers have spent more than was earned), all this debt is taken.
+        """
         with self._lock:
             taken = self._free / 2 if self._free > 0 else self._free
             self._free, self._taken = self._free - taken, self._taken + taken
@@ -336,8 +337,9 @@ class Escalation:
     def wants(self, uncertainty: float) -> bool:
         """Weigh an answer: return whether the cloud is to write all of it.
 
-        `uncertainty` is the mean entropy of its first passage, in nats, as the edge drafted it.
-        Each call earns `share`; each True costs 1, and is returned only if so much is earned.
+        `uncertainty` is the mean entropy of its first passage, in nats, as the edge drafted it. The
+        highest `share` of the last 128 are chosen, none of the first 8 unless `share` is 1. Each
+        call earns `share`; each True costs 1, and is returned only if so much is earned.
         """
         with self._lock:
             self._earned = min(self._earned + self.share, _MOST)

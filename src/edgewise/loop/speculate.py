@@ -38,7 +38,7 @@ class Speculation:
 
     @property
     def computed(self) -> int:
-        """How many token ids the edge has computed, as far as its engine tells."""
+        """How many token ids are in the edge's KV cache; 0 where its engine does not tell."""
         return self._edge.computed
 
     def next_step(self) -> EdgeStep:
@@ -101,10 +101,7 @@ class Speculation:
         return dropped, consults
 
     def drop(self, position: int) -> int:
-        """Drop all drafts and their requests; roll the edge back to `position`.
-
-        Returns how many requests were dropped.
-        """
+        """Drop all drafts; roll back to `position` ids. Returns how many requests were dropped."""
         self._steps.clear()
         self.drafts.clear()
         self._tip = None

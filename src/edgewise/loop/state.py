@@ -203,10 +203,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, expected=ask, budget=rules.policy.charged(self.budget, charged))
 
     def after_draft(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
-        """Return this state, or one that expects one word fewer, for a draft `token` after `ids`.
+        """Return this state, with `expected` less by 1 if the draft `token` opens a word.
 
-        Only a cloud of another vocabulary makes a difference, where `token` opens a word. The token
-        itself is not written.
+        Words count for a cloud of another vocabulary only; for others the state stays as it is. The
+        token, which follows `ids`, is not written.
         """
         opens = rules.boundaries is not None and rules.boundaries.opens(ids, rules.prompt, token)
         return replace(self, expected=self.expected - 1) if self.expected and opens else self

@@ -147,7 +147,7 @@ class Verification(Speculation):
         """Remove and return the verdict on the draft token that is next in the answer.
 
         Returns None if the token was not sent yet. If its verdict has not come, `wait` says whether
-        to wait or to return None. After a verdict, write a token before the next call.
+        to wait or to return None. Then write a token, and report `over`, before the next call.
         """
         while (at := len(self._ids)) not in self._verdicts:
             if not self._blocks:
@@ -184,7 +184,7 @@ class Verification(Speculation):
         return self._verdicts.pop(at)
 
     def drop(self, position: int) -> int:
-        """Drop all drafts, blocks and verdicts; roll the edge back to `position`.
+        """Drop all drafts, blocks and verdicts; roll the edge back to its first `position` ids.
 
         Returns how many requests were dropped.
         """
