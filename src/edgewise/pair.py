@@ -183,10 +183,9 @@ class Pair:
         """The sampling of a chat that sets no temperature; None if the settings decide.
 
         It is what the model file recommends, or else `sampling.CHAT`. The settings decide if they
-        have a temperature, or if chats are greedy by default. They are with the bundled edge model,
-        which knows one wording of each answer; with a cloud that takes text, whose API may lack
-        min-p or temperatures; and with an edge server, which would need a request for each drawn
-        token.
+        have a temperature, or if chats are greedy by default: with the bundled edge model, which
+        knows one wording of each answer; with a cloud that takes text, whose API may lack min-p or
+        temperatures; and with an edge server, which would need a request for each drawn token.
         """
         own = self.settings
         by_text = any(one.boundaries and one.own_tokenizer is None for one in self.clouds)
@@ -207,10 +206,7 @@ class Pair:
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
-        """Return the edge model and the first (nearest) cloud model.
-
-        Raises `UsageError` without a cloud.
-        """
+        """Return the edge and the first (nearest) cloud model. Raises `UsageError` without one."""
         if self.cloud is None:
             raise UsageError("This needs a cloud model", hint="name one", setting="cloud")
         return self.edge, self.cloud
@@ -228,7 +224,7 @@ class Pair:
     def ask(self, prompt: Prompted, **options: Unpack[AnswerOptions]) -> Answer:
         """Return the whole answer to `prompt`; tool calls are parsed out of its text.
 
-        Raises what `stream` raises.
+        Raises what `stream` and its iterator raise.
         """
         with self.stream(prompt, **options) as events:
             answer = collect(events)
@@ -251,11 +247,12 @@ class Pair:
     ) -> Generation:
         """Return an iterator over the events of the answer to `prompt`, as they happen.
 
-        `pending` adds events for draft tokens, `candidates` the edge model's likeliest ids to each
-        token. `policy` replaces the pair's for this answer, `sampling` replaces the sampling in
-        `options`. `grammar` constrains the text; a JSON schema or tools in `options` replace it.
-        Tool calls appear as text in the events. Raises `UsageError`; iterating raises a
-        `CloudError` if `on_cloud_error` is "raise".
+        Use `with` if it may be abandoned: until it ends it holds a slot, and half of the budget of
+        cloud tokens. `pending` adds events for draft tokens, `candidates` the edge model's five
+        likeliest ids to each token. `policy` replaces the pair's for this answer, `sampling` the
+        sampling in `options`. `grammar` constrains the text; a JSON schema or tools in `options`
+        replace it. Tool calls appear as text in the events. Raises `UsageError` for invalid
+        arguments; iterating raises a `CloudError` if `on_cloud_error` is "raise".
         """
         for name in options:
             if name not in AnswerOptions.__annotations__:
@@ -317,18 +314,15 @@ class Pair:
 
 
 def open_pair(settings: Settings, **options: Any) -> Pair:
-    """Return the `Pair` that the settings name; `options` are further arguments of `Pair`.
-
-    Raises what `Pair` raises.
-    """
+    """Return the `Pair` of `settings`; `options` are its other arguments. Raises as `Pair`."""
     return Pair(**asdict(settings), **options)
 
 
 def open_models(settings: Settings, *, answers: int = 1) -> Pair:
     """Return a `Pair` whose router never asks the cloud, for callers with routers of their own.
 
-    Up to `answers` answers may run at a time. The models have one slot more, in which the caller
-    may run them itself meanwhile. Raises `UsageError` if the settings name several clouds.
+    Up to `answers` answers may run at a time. The models have one slot more, for a session that the
+    caller opens meanwhile. Raises `UsageError` if the settings name several clouds.
     """
     require_one_cloud(settings)
     return open_pair(replace(settings, router=NEVER), slots=answers + 1)

@@ -58,7 +58,7 @@ class Registry(Generic[_T]):
         return isinstance(name, str) and (self._found(name) is not None or self._is_code(name))
 
     def spelled(self, name: str) -> str:
-        """Return the registered spelling of a name in any case; any other name unchanged."""
+        """Return a name as it is registered, whatever its capitals; any other name unchanged."""
         return self._found(name) or name
 
     def _found(self, name: str) -> str | None:
@@ -91,7 +91,7 @@ class Registry(Generic[_T]):
         return self._checked(name, loaded)
 
     def source(self, name: str) -> str:
-        """Return the SHA-256 (hex) of the file that defines the object `name`; "" if built in."""
+        """Return the SHA-256 (hex) of an object's source file; "" if built in. Raises as `load`."""
         if self.spelled(name) in self._built_in:
             return ""
         module = sys.modules[cast(Any, self.load(name)).__module__]

@@ -55,8 +55,8 @@ def prompt_from(
 
     Text (as one user message) and messages go through the chat template together with `tools`;
     `system` is put before them unless they have a system message of their own. Token ids are taken
-    as they are. Raises `UsageError` for an invalid or empty prompt, and `ContextOverflow` for text
-    that is clearly longer than `context` tokens.
+    as they are. Raises `UsageError` for an invalid or empty prompt, or token ids with `tools`, and
+    `ContextOverflow` for text that is clearly longer than `context` tokens.
     """
     if isinstance(prompt, str):
         require_text("The prompt", prompt)
@@ -111,8 +111,8 @@ def prompt_of(
 ) -> Prompt:
     """Return the prompt of a conversation, rendered with the edge model's chat template.
 
-    In the prompt's `messages`, tools and tool calls are written out as text, by `plain`. Raises
-    what `prompt_ids` raises.
+    In the prompt's `messages`, tools and tool calls are written out as text. Raises `ModelError` or
+    `UsageError`, as `prompt_ids` does.
     """
     ids = tuple(prompt_ids(tokenizer, messages, tools))
     if has_tools(messages, tools):
@@ -123,12 +123,12 @@ def prompt_of(
 def prompt_ids(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Tool] = ()
 ) -> list[int]:
-    """Return the token ids of a conversation, up to where the assistant's answer begins.
+    """Return the token ids of a conversation, up to where the model is to go on writing.
 
-    For a model without a chat template the ids are those of the contents joined by blank lines.
-    Only the template produces control tokens: `<|im_end|>` inside a message is plain text. Raises
-    `ModelError` if the template cannot be rendered, `UsageError` if the template does not support
-    tools or for invalid tool calls.
+    A last message of the assistant is the answer's beginning. For a model without a chat template
+    the ids are those of the contents joined by blank lines. Only the template produces control
+    tokens: `<|im_end|>` inside a message is plain text. Raises `ModelError` if the template cannot
+    be rendered, `UsageError` if it does not support tools or for invalid tool calls.
     """
     if has_tools(messages, tools):
         tool_format(tokenizer)

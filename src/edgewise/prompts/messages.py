@@ -125,7 +125,7 @@ def conversation(
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages, those of one role in a row merged into one, except tool results."""
+    """Return messages with neighbours of one role joined by a blank line, but not tool results."""
     groups: list[list[Message]] = []
     for one in messages:
         if groups and groups[-1][0].role == one.role != "tool":

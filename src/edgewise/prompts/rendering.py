@@ -64,7 +64,7 @@ class Renderer:
             os.register_at_fork(after_in_child=self._abandon)
 
     def start(self) -> None:
-        """Begin to start the child process, so that the first rendering need not wait for it."""
+        """Begin to start the child process, ahead of the first rendering. Raises `ModelError`."""
         with self._lock:
             self._running()
 
@@ -218,7 +218,7 @@ def render(
     *,
     change: Change = str,
 ) -> str:
-    """Render a conversation with the tokenizer's own chat template.
+    """Return a conversation as text, rendered by the tokenizer's chat template up to the answer.
 
     Every text of the messages and `tools` is passed through `change` first. If the template refuses
     system messages or turns that do not alternate, the conversation is rearranged and tried again.

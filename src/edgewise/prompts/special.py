@@ -49,11 +49,11 @@ class ControlTokens:
         self._last = _any_of({text[-1] for text in texts if len(text) > 1}, cased=True)
 
     def could_come_of(self, text: str) -> bool:
-        """Whether `text` has a first or last character, in any case, of a control token's text."""
+        """Whether `text` contains, in either case, a control token's first or last character."""
         return bool(self._first.search(text) or self._last.search(text))
 
     def marked(self, text: str, mark: str) -> str:
-        """Return the text with `mark` inside every control token's text, overlapping ones too."""
+        """Return `text` with `mark` after the first character of each control token's text."""
         parts: list[str] = []
         done = 0
         for start, end in self._found(text):
@@ -73,7 +73,7 @@ class ControlTokens:
     def split(self, text: str) -> list[str]:
         """Split a text at its control tokens.
 
-        Every second piece is the text of a control token; the pieces between contain none.
+        The second, fourth ... piece is the text of a control token; the others contain none.
         """
         pieces: list[str] = []
         done = 0
@@ -84,7 +84,7 @@ class ControlTokens:
         return [*pieces, text[done:]]
 
     def encode(self, tokenizer: Tokenizer, pieces: Sequence[str]) -> list[int]:
-        """Return the token ids of `pieces`, made by `split`, after a BOS if the model wants one."""
+        """Return the ids of `pieces` (from `split`), with a BOS first if the model wants one."""
 
         @cache
         def strips(control: str) -> tuple[bool, bool]:
@@ -127,7 +127,7 @@ def conversation_ids(
 
     In messages, the text of a control token is plain text; that of a token which llama.cpp calls
     user-defined, such as `<think>`, becomes this token. A last message of the assistant without
-    tool calls is the beginning of the answer. Raises what `render` raises.
+    tool calls is the answer's beginning, and ends the ids. Raises `ModelError`, as `render`.
     """
     count = len(messages)
     while count > 1 and (last := messages[count - 1]).role == "assistant" and not last.tool_calls:

@@ -25,8 +25,8 @@ class _TooLong(Exception):
 def answer(request: bytes) -> bytes:
     """Render a template; return `{"text": ...}` or `{"refused": ..., "reason": ...}` as JSON.
 
-    `request` is JSON, too (see above). `refused` is "memory", "length", or "template" if the
-    template raised an error; only then `reason` is its message.
+    `request` is JSON with the arguments of `render` (`source` as `template`). `refused` is
+    "memory", "length", or "template" for an error in the template, whose message is `reason`.
     """
     try:
         asked: dict[str, Any] = json.loads(request)

@@ -28,7 +28,7 @@ class Router(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """The parts of a `Step` that `score` reads; they are kept after the engine's next run."""
+        """The parts of a `Step` that `score` reads; a session keeps them past its next decode."""
         ...
 
     @property
@@ -60,8 +60,5 @@ class Trained(Router, Protocol):
 
     @classmethod
     def load(cls, card: RouterCard, folder: Path) -> Router:
-        """Load the router of the checkpoint in `folder`, whose model card is `card`.
-
-        Raises `UsageError` for tensors that do not fit the card.
-        """
+        """Load the checkpoint in `folder`. Raises `UsageError` if its tensors do not fit `card`."""
         ...

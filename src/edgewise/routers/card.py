@@ -88,7 +88,8 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def require_fits(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router in the folder `where` fits this edge model.
 
-        A router also fits the model it was made for in another engine or weight format.
+        Tokenizer, hidden size and weights must be those that it was made for. If the weights' hash
+        differs, the model is run: its `behaviour` tells if they are the same in another format.
         """
         problem, reads = None, "hidden" in self.inputs
         if reads and not edge.abilities.hidden:
@@ -130,7 +131,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def threshold(self, share: float) -> float | None:
-        """Return the threshold for a share, interpolated; None if outside those of `thresholds`."""
+        """Return the threshold for a share, interpolated; None if `thresholds` do not span it."""
         known = [float(text) for text in self.thresholds]
         inside = bool(known) and min(known) <= share <= max(known)
         return start_at(self.thresholds, share) if inside else None
@@ -170,7 +171,7 @@ def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
     """Return the threshold that an answer starts with; None without `thresholds`.
 
     `thresholds` holds one for each of some cloud shares (as text); for a share between these it is
-    interpolated. The budget of cloud tokens moves it afterwards.
+    interpolated, beyond them the nearest is taken. The budget of cloud tokens moves it afterwards.
     """
     if not thresholds:
         return None
@@ -213,9 +214,9 @@ def _ascends(*columns: Sequence[float]) -> bool:
 
 
 def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
-    """Return the edge model's logprobs (nats) of the ids of fixed texts, in order.
+    """Return the edge model's logprobs (nats, at least `LEAST`) of fixed texts' ids, in order.
 
-    Of each text the first `LONGEST` ids are read; the very first has no logprob.
+    Of each text the first `LONGEST` ids are run, in a new session; the very first has no logprob.
     """
     logprobs: list[float] = []
     for text in PROBES:

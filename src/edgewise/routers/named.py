@@ -37,7 +37,7 @@ def is_router(name: str) -> bool:
 
 
 def is_trained(kind: str) -> bool:
-    """Whether routers of this kind are loaded from a checkpoint's weights."""
+    """Whether routers of this kind are loaded from a checkpoint's weights. Imports their code."""
     return hasattr(ROUTERS.load(kind), "load")
 
 
@@ -50,7 +50,7 @@ def runs_code(name: str) -> bool:
 
 
 def router_named(name: str) -> Router:
-    """Return a router by its name. Raises `UsageError` if unknown, broken, or a trained kind."""
+    """Return the router `name` ("entropy"). Raises `UsageError` if unknown, broken or trained."""
     if name.startswith(_CONSTANT):
         return _constant(name)
     if name not in ROUTERS:
@@ -74,7 +74,7 @@ def router_named(name: str) -> Router:
 
 
 def router_of(card: RouterCard, folder: Path) -> Router:
-    """Return a checkpoint's router, not checked to fit an edge model. Raises `UsageError`."""
+    """Return a checkpoint's router, not checked to fit a model. Raises `UsageError` if broken."""
     name = kind_beside(card.kind, folder)
     if not is_trained(name):
         return router_named(name)

@@ -113,12 +113,12 @@ def needs_of(inputs: Sequence[str]) -> Needs:
 
 
 def top_of(inputs: Sequence[str], top_k: int) -> int:
-    """Return how many of the likeliest ids of a `Step` the signals named `inputs` read."""
+    """Return how many likeliest ids the `inputs` read at most; one of width "k" reads `top_k`."""
     return max((top_k if one.width == "k" else one.top for one in signals_of(inputs)), default=0)
 
 
 def width_of(inputs: Sequence[str], hidden_size: int, top_k: int) -> int:
-    """Return the length of the vector that `reader_of` reads; `token_embedding` is not in it."""
+    """Return the size of `reader_of`'s vectors; `hidden_size`, `top_k` are the router card's."""
     sizes = {"d": hidden_size, "k": top_k}
     widths = [signal.width for signal in signals_of(inputs)]
     return sum(width if isinstance(width, int) else sizes[width] for width in widths)
@@ -129,7 +129,8 @@ def reader_of(
 ) -> Callable[[Step], Floats]:
     """Return a function that reads the inputs from a step, in order, as float32[width_of(...)].
 
-    The values are not normalised. The input `ranks` is computed from the quantiles `reference`.
+    The values are not normalised; `token_embedding` is left out. `top_k` is the number of logprobs
+    in `top_logprobs`. `reference` holds the quantiles that `ranks`, and no other input, needs.
     """
     signals = signals_of(inputs)
     reads = [

@@ -52,11 +52,11 @@ _log = logging.getLogger(__name__)
 
 
 def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[str, float]:
-    """Return the threshold to start with for each cloud share (as text, "0.05").
+    """Return the threshold to start with for each of `SHARES`, by this share as text ("0.05").
 
-    They come from the router's scores of the edge model's own answers, and are stored for the next
-    start, by edge model and `identity`, the router's digest. Empty if the router's `needs` are
-    `Needs.NOTHING`, or if no prompt fits the context.
+    They come from the router's scores of the edge model's own answers. The first call for a model
+    and an `identity`, the router's digest, takes seconds; the result is stored for later calls.
+    Empty if the router's `needs` are `Needs.NOTHING`, or if no prompt fits the context.
     """
     if router.needs is Needs.NOTHING:
         return {}
@@ -80,9 +80,10 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
 def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str, float]:
     """Return the thresholds that `keep_tuned` stored, by cloud share (as text, "0.05") or `KEEP`.
 
-    Empty if there are none. `identity` is the router's digest, `cloud` the name of the nearest
-    cloud (`opening.nearest_cloud`). The thresholds by which a further one of several clouds is
-    asked are stored under the identity `TIERS` and the name that `opening.tier_address` returns.
+    Empty if there are none. `KEEP` is for settings without a cloud share or a threshold. `identity`
+    is the router's digest, `cloud` the name of the nearest cloud (`opening.nearest_cloud`). The
+    thresholds by which a further one of several clouds is asked are stored under the identity
+    `TIERS` and the name that `opening.tier_address` returns.
     """
     return _kept(_record("tuned", edge, identity, cloud))
 
@@ -90,9 +91,10 @@ def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str,
 def keep_tuned(
     edge: EdgeModel, identity: str, cloud: str, thresholds: Mapping[str, float]
 ) -> Path | None:
-    """Store `thresholds`, tuned on a pair's answers, so that `tuned_thresholds` returns them.
+    """Store tuned `thresholds`, by cloud share as text or `KEEP`, in place of earlier ones.
 
-    The arguments are described there. Returns the file, or None if it cannot be written.
+    `tuned_thresholds` returns them for the same router (`identity`, its digest) and nearest cloud.
+    Returns the file, or None if it cannot be written.
     """
     return _keep(_record("tuned", edge, identity, cloud), thresholds)
 
@@ -123,9 +125,9 @@ def _keep(record: Path | None, thresholds: Mapping[str, float]) -> Path | None:
 
 
 def own_scores(edge: EdgeModel, router: Router) -> list[float]:
-    """Return the router's scores of all tokens of the edge's answers to `PROMPTS`.
+    """Return the router's scores of all tokens of the edge's greedy answers to `PROMPTS`.
 
-    Prompts too long for the edge's context are skipped.
+    Each answer has at most `TOKENS` tokens. Prompts too long for the edge's context are skipped.
     """
     scores: list[float] = []
     with closing(edge.session(router.needs, top=router.top)) as session:

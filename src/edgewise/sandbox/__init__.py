@@ -97,7 +97,7 @@ class Child:
     def ask(self, request: bytes) -> bytes:
         """Send a request to the process and return its reply.
 
-        Raises `ChildEnded` if the process ended or was killed. After any exception call `end`.
+        Raises `ChildEnded` if the process ended or took too long. After any exception call `end`.
         """
         if not self._ready:
             with self._within(START_SECONDS):
@@ -121,7 +121,7 @@ class Child:
         self._close()
 
     def abandon(self) -> None:
-        """Close the pipes in a fork of this process; the parent goes on using the child process."""
+        """Close a fork's own ends of the pipes; its parent goes on using the child process."""
         self._process.returncode = 0
         self._close()
 

@@ -44,7 +44,7 @@ class AnswerQueue:
         self.free = asyncio.Semaphore(slots)
 
     def enter(self) -> "QueuePlace":
-        """Return a new place. Raises `ApiError` 429 with `Retry-After` if the queue is full."""
+        """Return a new place, to `leave` at the end. Raises `ApiError` 429 if the queue is full."""
         if self.running + self.waiting >= self.slots + self.queue:
             message = f"{self.running} answers are being written and {self.waiting} wait"
             raise come_back(
@@ -71,7 +71,7 @@ class QueuePlace:
         self._queue.running += 1
 
     def leave(self) -> None:
-        """Leave the queue if the place still waits. Once it runs, only `release` gives it up."""
+        """Leave the queue if the place still waits; else do nothing: `release` gives up a slot."""
         if not self._running:
             self._queue.waiting -= 1
 
@@ -141,7 +141,7 @@ class Answering:
         return parts == {"bundled"} and self.cloud is not None and self.cloud.boundaries is None
 
     def close(self) -> None:
-        """Wait until all threads have ended. Answers go on until they, or their requests, end."""
+        """Cancel what still waits for a thread, and wait for answers, or their requests, to end."""
         for pool in (self._readers, self._tokenizers, self._compilers):
             pool.shutdown(cancel_futures=True)
         self._threads.shutdown()
@@ -158,13 +158,16 @@ class Answering:
         return prompt
 
     async def grammar(self, format: ResponseFormat | None) -> Grammar | None:
-        """Compile a response format in a thread; None for plain text. Raises as `grammar_of`."""
+        """Return a response format compiled in a thread (None: plain text). Raises `UsageError`."""
         if format is None:
             return None
         return await _in_thread(self._compilers, partial(grammar_of, self.edge.tokenizer, format))
 
     async def tokenizing(self, work: Callable[[], _T]) -> _T:
-        """Run `work`, which tokenises a text, and return its result; no long prompt delays it."""
+        """Run `work`, which tokenises a text, in a thread, and return its result.
+
+        This thread does nothing else; prompts are read in others, so a long one delays no `work`.
+        """
         return await _in_thread(self._tokenizers, work)
 
     async def events(

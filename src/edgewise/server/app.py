@@ -128,7 +128,7 @@ def make_app(
     """Return the web application for a loaded pair of models.
 
     `callers` decides who may use `/v1` and `/metrics` (None: everybody). `origins` are web origins
-    whose pages may send requests; `hosts` are the host names that requests may be addressed to.
+    whose pages may send requests, `hosts` the names that requests may be addressed to (`ANY`: all).
     """
     app = FastAPI(
         title="Edgewise",

@@ -217,7 +217,7 @@ class MlxCache(SequenceCache):
 
     @property
     def cuttable(self) -> bool:
-        """Whether all layers can be cut to any length; a sliding window can until it is full."""
+        """Whether any number of last ids can be cut now; a sliding window allows it until full."""
         return self.rewinds != "no" and all(part.is_trimmable() for part in self._copied)
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
@@ -229,7 +229,7 @@ class MlxCache(SequenceCache):
 
     @property
     def state_size(self) -> int:
-        """Size in bytes of a checkpoint: a copy of all layers' states that cannot be trimmed."""
+        """Size in bytes of a checkpoint made now: a copy of the states that cannot be trimmed."""
         return sum(part.nbytes for part in self._copied)
 
     def _copy(self) -> list[Any]:
@@ -338,11 +338,11 @@ class MlxModel(FolderModel):
         return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
 
     def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> list[Any]:
-        """Run `ids` after those in `cache`, and return [logits, hidden states].
+        """Run `ids` after those in `cache`, and add them to it; return [logits, hidden states].
 
-        Logits are [n, vocabulary], hidden states [n, d], or None if the model does not show them.
-        `outputs` "all" asks for a row for each of `ids`, "last" for that of the last id alone; for
-        "none" an empty list is returned.
+        Both are float32 arrays of MLX, [n, vocabulary] and [n, d]. With `outputs` "all" they have a
+        row for each of `ids`, with "last" only that of the last id; with "none" the list is empty.
+        Hidden states are None if the model does not show them.
         """
         mx = self.mx
         with mx.stream(self.device):

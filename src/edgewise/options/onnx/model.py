@@ -245,7 +245,7 @@ class OnnxModel(FolderModel):
         )
 
     def fingerprint(self) -> str:
-        """Return the hash, by `digest_of`, of `genai_config.json` and all files with weights."""
+        """Return a SHA-256 (hex) over samples of `genai_config.json` and of all weight files."""
         held = sorted(path for path in self.path.iterdir() if path.is_file())
         weights = [path for path in held if _WEIGHTS.search(path.name)]
         return digest_of([self.path / CONFIG, *weights])
@@ -279,8 +279,9 @@ class OnnxModel(FolderModel):
 
 
 def import_genai() -> Any:
-    """Import and return onnxruntime_genai with telemetry off; log a warning if it may be on.
+    """Import and return onnxruntime_genai, with telemetry off by ORT_DISABLE_TELEMETRY=1.
 
+    Logs a warning if the library was imported before this was set, so that telemetry may be on.
     Raises `UsageError` if the package is missing.
     """
     if os.environ.get(_TELEMETRY, "").strip().casefold() not in _TRUE:

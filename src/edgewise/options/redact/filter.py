@@ -64,7 +64,8 @@ class Redacted:
     def local_only(self, before: Context) -> bool:
         """Return whether the text `before` the answer has a word of a class set to "local".
 
-        The answer is then sent only to trusted clouds (setting `trust`), if there are any.
+        The answer is then sent only to trusted clouds (setting `trust`), if there are any. False
+        if a detector failed: `of` then raises `Blocked`.
         """
         try:
             return isinstance(self._seen(before), Local)
@@ -151,10 +152,11 @@ class RedactedContext:
             self.shown = Context(tuple(replace(one, content=text) for one, text in pairs))
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
-        """Return `written`, the answer so far, with placeholders in place of private words.
+        """Return `written`, the answer so far, with placeholders, and a function to undo them.
 
-        `begun` is the same answer, but includes tool call markers that are control tokens; None if
-        there are none. Raises `Blocked`, as `FilteredContext.answer` says.
+        `begun` is the same answer with tool call markers that are control tokens, which `written`
+        lacks; None if there are none. Raises `Blocked` if `written` may not be sent; the error's
+        `open` is True if the only reason is its end, which may be half a private word.
         """
         known = self._known.copy()
         places = known.places(written, self._filter.find(written))

@@ -125,7 +125,7 @@ class Placeholders:
 
         These are the spans `found`, other occurrences of those words and of words that were found
         earlier (if they have three characters or more), and text that looks like a placeholder.
-        Raises `Blocked` if there are more than `MOST_FOUND` private words.
+        Raises `Blocked` if the conversation has more than `MOST_FOUND` private words.
         """
         spans, read = list(found), Normal(text)
         labels = {text[one.start : one.end]: one.label for one in spans}
@@ -141,7 +141,7 @@ class Placeholders:
         return _joined(one for one in spans if one.start < one.end)
 
     def replaced(self, text: str, places: Sequence[Span]) -> str:
-        """Return `text` with placeholders at the spans `places`. A new word gets a new number."""
+        """Return `text` with placeholders at `places`; new words are numbered and remembered."""
         parts, at = list[str](), 0
         for start, end, label in places:
             parts += [text[at:start], self._name(text[start:end], label)]
@@ -151,11 +151,10 @@ class Placeholders:
     def restored(self, begun: str, reply: str, *, ended: bool) -> Restored:
         """Return the cloud's `reply` with each placeholder replaced by its word.
 
-        The text ends early before an unknown placeholder, or one that may be incomplete. `begun` is
-        the answer before the reply, with its words restored; `ended` says that the reply is
-        complete. Inside a tool call or an address a placeholder is kept, unless the same call or
-        address already holds its word: only the edge model decides what a tool or another host is
-        told.
+        The text ends early before an unknown placeholder, or an incomplete one at the end; if the
+        reply has `ended`, only a clear beginning of one counts. `begun` is the answer before the
+        reply, with its words restored. Inside a tool call, URL or link a placeholder is kept unless
+        its word is there already: only the edge model decides what a tool or another host is told.
         """
         words = {name: word for word, name in self.names.items()}
         half = self._forms.open_from(reply)

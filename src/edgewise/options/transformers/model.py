@@ -250,10 +250,10 @@ class TransformersModel(FolderModel):
         return cache
 
     def run(self, ids: Sequence[int], cache: Any, *, every: bool) -> tuple[Any, Any | None]:
-        """Run `ids` after those in `cache`; return logits [n, vocabulary], hidden states [n, d].
+        """Run `ids` after those in `cache`, and add them to it; return logits, hidden states.
 
-        With `every` both have a row for each of `ids`, otherwise one row, for the last id. The
-        hidden states are None if the model does not show them.
+        Both are torch tensors, [n, vocabulary] and [n, d]. With `every` they have a row for each of
+        `ids`, else only that of the last. Hidden states are None if the model does not show them.
         """
         kept: dict[str, Any] = {} if every or not self._keeps else {"logits_to_keep": 1}
         self._seen = None
