@@ -81,8 +81,8 @@ class Caller:
     async def entered(self) -> AsyncGenerator[None]:
         """Count an answer among the concurrent ones of its key while the context is open.
 
-        Charges the key for the request at once, and for the tokens that `seen` counts on closing.
-        Raises `ApiError` 429 if the key has reached a limit: answers, or requests or ids a second.
+        Charges the key for the request at once, and on closing for the tokens that `seen` counted.
+        Raises `ApiError` 429 at the key's limit of answers, or of requests or ids a second.
         """
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:

@@ -72,7 +72,7 @@ def hung_up(error: BaseException) -> bool:
 
 
 def why(error: BaseException) -> str:
-    """Return why a connection failed: a phrase such as "it hung up", or the error's class."""
+    """Return why a connection failed: a phrase such as "it hung up", or the error's class name."""
     causes = list(_causes(error))
     for kind, said in _WHY:
         if any(isinstance(cause, kind) for cause in causes):
