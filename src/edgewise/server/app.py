@@ -267,7 +267,10 @@ class Metrics(Collector):
         self._consult = self._histogram("consult_seconds", "Seconds of a consult.")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield gauges of the queue and, with a price list, of what consults cost and saved."""
+        """Yield gauges: answers running and waiting and, with a price list, three costs so far.
+
+        These are the cost of requests to the cloud, that of the cloud alone, and the difference.
+        """
         queue = self._queue
         yield GaugeMetricFamily("edgewise_running", "Answers being decoded.", queue.running)
         yield GaugeMetricFamily("edgewise_waiting", "Answers in the queue.", queue.waiting)
@@ -281,7 +284,7 @@ class Metrics(Collector):
                 yield GaugeMetricFamily(f"edgewise_cost_{name}", help, value)
 
     def count(self, event: object) -> None:
-        """Update the counters with one event of an answer."""
+        """Add a `Token`, `Consult` or `Finished` event to the counters; ignore any other event."""
         if isinstance(event, Token):
             self._tokens.labels(event.source).inc()
             (self._gap if event.index else self._first).observe(event.seconds)

@@ -56,7 +56,7 @@ class Callers:
         request.state.caller = Caller(self, key)
 
     def find(self, request: Request) -> Key | None:
-        """Return the key file's entry for a request, `ANYBODY` without a file; None if refused."""
+        """Return a request's key, `ANYBODY` without a key file; None if missing or not valid."""
         shown = shown_key(request)
         if self._api_key is None:
             return self.keys.find(shown)
@@ -81,7 +81,8 @@ class Caller:
     async def entered(self) -> AsyncGenerator[None]:
         """Count an answer among the concurrent ones of its key while the context is open.
 
-        Raises `ApiError` 429 for a key that has reached one of its limits.
+        Charges the key for the request at once, and on closing for the tokens that `seen` counted.
+        Raises `ApiError` 429 at the key's limit of answers, or of requests or ids a second.
         """
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:
@@ -96,19 +97,19 @@ class Caller:
             answers[self.name] -= 1
 
     def read(self, prompt: Prompt) -> Prompt:
-        """Count the prompt's ids towards the key's limit; return the prompt with its `owner` set.
+        """Count the prompt's ids towards the key's rate of ids; return the prompt with `owner` set.
 
-        The owner is the key's name. By it the record of what was sent to clouds (`/v1/sent`) tells
-        equal conversations of two keys apart.
+        The owner is the key's name. By it, records of what was sent tell equal conversations apart.
         """
         self._callers.limits.charge(self.key, len(prompt.ids))
         return replace(prompt, owner=self.name)
 
     def seen(self, event: AnswerEvent) -> AnswerEvent:
-        """Count a token towards the key's limit; return the event as this client may see it.
+        """Count a token towards the key's rate of ids; return the event as this client may see it.
 
-        With a file of keys, numbers that tell what other keys have in a shared cache are removed.
-        Raises `ApiError` 401 if the key was revoked or has expired.
+        With a file of keys, `Finished` loses the cost and the cloud's counts of cached and computed
+        prompt tokens, which could tell what other keys sent. Raises `ApiError` 401 if the key was
+        revoked or has expired.
         """
         if isinstance(event, Token):
             self._spent.computed += 1

@@ -207,9 +207,9 @@ async def answered(
 def prompt_reader(
     answering: Answering, messages: Sequence[Message], format: ResponseFormat | None
 ) -> Callable[[], Prompt]:
-    """Return a function that builds the prompt of `messages`, with the tools that `format` offers.
+    """Return a function that builds the prompt of `messages`, with the tools in `format`, if any.
 
-    Raises `ApiError` at once if the tool calls in `messages` have too long arguments.
+    Raises `ApiError` 400 at once for over `MAX_ARGUMENTS` characters in all tool calls' arguments.
     """
     if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
         message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."
@@ -218,7 +218,10 @@ def prompt_reader(
 
 
 def joined_turns(turns: Sequence[Message]) -> list[Message]:
-    """Return `turns`, adjacent ones of one role merged. Raises `ApiError` if `turns` is empty."""
+    """Return `turns`, adjacent ones of one role merged, except tool results.
+
+    A blank line joins their texts. Raises `ApiError` 400 if `turns` is empty.
+    """
     if not turns:
         raise ApiError(400, "The conversation has no message that can be read; send one.")
     return joined(turns)

@@ -24,10 +24,9 @@ _OTHERWISE = {"json_schema": "response_format"}
 
 
 class ApiError(Exception):
-    """An error reply: HTTP status, message, and the fields of OpenAI's error objects.
+    """An error reply: HTTP status, headers, message, and the fields of OpenAI's error objects.
 
-    `code` is a word for programs, such as model_not_found; `param` is the request's field at fault;
-    `headers` are sent with the reply.
+    `code` is a word for programs, such as model_not_found; `param` is the request's field at fault.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class ApiError(Exception):
 
     @property
     def kind(self) -> str:
-        """The `type` of the error object, such as "rate_limit_error"; the status decides."""
+        """The JSON `type`: rate_limit_error (429), api_error (500 on) or invalid_request_error."""
         if self.status >= 500:
             return "api_error"
         return "rate_limit_error" if self.status == 429 else "invalid_request_error"
@@ -77,7 +76,7 @@ def _raised(error: EdgewiseError, prompt: str | None) -> ApiError:
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
-    """Return an error reply in Anthropic's form; its `error` has `type` and `message`."""
+    """Return an error reply in Anthropic's form: `error` has `type`, `message`, maybe `details`."""
     kind = _ANTHROPIC.get(error.status, error.kind)
     fields: dict[str, Any] = {"type": kind, "message": str(error)}
     if error.param == "thread":
@@ -116,10 +115,11 @@ def install(app: FastAPI) -> None:
 
 
 def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
-    """Return the error reply for an exception.
+    """Return the error reply for an exception; an `ApiError` is returned as it is.
 
-    `prompt` names the request's field that holds the prompt, for the reply's `param` if the prompt
-    is too long. An exception of an unexpected class (a bug) becomes a 500 without details.
+    Invalid requests and `UsageError`s become a 400, `CloudError`s a 502, and exceptions of an
+    unexpected class (bugs) a 500 without details. `prompt` names the request's field that holds the
+    prompt: the reply's `param` if the prompt is too long.
     """
     if isinstance(error, ApiError):
         return error

@@ -155,11 +155,11 @@ class LocalMessages:
         """Return the messages, with `local` set in the first local one and in all after it.
 
         A message is local if `local` is set in it, if it is the last one and the argument `local`
-        is true, or if it is known: its text, or one of its parts (`parts` has those of each
-        message), equals the text of an earlier local message of this `owner`, or contains such a
-        text of at least `LONG` bytes. `search` false looks for no known texts, for a request that
-        will be refused anyway. The local messages are remembered, except system messages, which
-        other users may have as well.
+        is true, or if it is known: its text, or one of its parts (`parts` has a list for each
+        message), equals the text of an earlier local message of this `owner` (an API key's name),
+        or contains such a text of at least `LONG` bytes. Only letters and digits are compared.
+        `search` false looks for no known texts, for a request that will be refused anyway. Local
+        messages are remembered for `owner`, except system messages, which others may have as well.
         """
         seen: list[Message] = []
         local_only = False
@@ -182,9 +182,9 @@ class LocalMessages:
         self._add(self._answered, owner, messages)
 
     def writing(self, text: str, *, owner: str = "") -> bool:
-        """Remember how a local answer begins; `text` is what has been written of it.
+        """Remember how a local answer for `owner` begins; `text` is all that is written of it.
 
-        Returns True while that is less than `BEGUN` bytes of letters and digits: call again then.
+        Returns True if it is below `BEGUN` bytes of letters and digits: then call again with more.
         """
         # Whatever has a longer beginning inside has this one.
         if letters := _letters(text)[:BEGUN]:

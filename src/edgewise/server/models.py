@@ -44,9 +44,10 @@ def listed_ids(answering: Answering) -> list[str]:
 
 
 def policy_for(answering: Answering, model: str) -> Policy:
-    """Return the policy (threshold, cloud share, limits) that a model id stands for.
+    """Return the policy that a model id stands for: the server's own, but for what the id sets.
 
-    Raises `ApiError` 404 for an unknown id, or for the cloud alone on a server without a cloud.
+    The id may set a cloud share (`edgewise@0.05`), a fixed threshold (`edgewise:t0.3`) or one model
+    (`edgewise:edge`). Raises `ApiError` 404 for an unknown id or `edgewise:cloud` without a cloud.
     """
     found = _ID.fullmatch(model)
     if found is None:
@@ -87,7 +88,7 @@ async def marked(
 
     These are the last message if the header `X-Edgewise-Cloud` or `options.cloud` is "none", each
     that is marked itself or has a text that was local in an earlier request of the same key, and
-    all after the first of these. Raises `ApiError` 400 if the header has another value than "none".
+    all after the first; their texts are remembered. Raises `ApiError` 400 for other header values.
     """
     said = request.headers.getlist(LOCAL_HEADER)
     if any(one.strip().lower() != "none" for one in said):

@@ -1,7 +1,4 @@
-"""Turns events of an answer into a JSON reply or a stream of server-sent events.
-
-The work on an answer is stopped when its client leaves.
-"""
+"""Turns an answer's events into JSON or an SSE stream; a client that leaves ends its answer."""
 
 import asyncio
 import logging
@@ -90,16 +87,17 @@ class Writer(ABC):
 
     @abstractmethod
     def reply(self, end: Finished) -> dict[str, Any]:
-        """Return the whole reply, for a request without a stream; `end` is the last event."""
+        """Return the whole reply, once `more` has had all events; `end` is the last of them."""
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         """Return the chunk for an error in the middle of a stream."""
         return error.body()
 
     def written(self, event: Token | Finished) -> Iterator[tuple[Item, str]]:
-        """Yield (item, text) for each text that an event adds.
+        """Add an event's text to `items`; yield (item, text) for each text that is added.
 
-        A new item is announced by (item, ""), before its first text.
+        A new item is announced by (item, ""), before its first text. Text that may begin a tool
+        call is held back until that is certain.
         """
         parts: list[Part] = [Said(event.text)] if event.text else []
         if self.calls is not None:
@@ -114,12 +112,12 @@ class Writer(ABC):
                 yield self.items[-1], part.text
 
     def begin(self, call: CallBegun | None = None) -> Item:
-        """Begin a new item: the tool call `call`, or a text."""
+        """Append a new, empty item to `items` and return it: the tool call `call`, or a text."""
         self.items.append(Item(len(self.items), call))
         return self.items[-1]
 
     def finish_reason(self, end: Finished) -> str:
-        """Return why the answer ended, in OpenAI's words, such as `stop` or `tool_calls`."""
+        """Return why the answer ended, in OpenAI's words: `stop`, `length` or `tool_calls`."""
         called = self.calls is not None and self.calls.called
         return "tool_calls" if called and end.finish_reason == "stop" else end.finish_reason
 
@@ -170,9 +168,10 @@ class ChunkWriter(Writer):
     def piece(
         self, item: Item | None = None, more: str = "", token: Token | None = None
     ) -> dict[str, Any]:
-        """Return a choice's fields for a chunk that adds the text `more` to `item`, if any.
+        """Return a choice's fields for a chunk that adds the text `more` to `item` (None: no text).
 
-        They include the logprobs of `token`, if there is one and the request asked for them.
+        If `item` is a tool call and `more` is empty, the chunk names the call. The fields include
+        the logprobs of `token`, if there is one and the request asked for them.
         """
 
     @abstractmethod
@@ -219,7 +218,7 @@ class ChunkWriter(Writer):
     def chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return a chunk of one choice with the fields `choice`; `own` is its field `edgewise`.
 
-        Logprobs and `own` are also kept for the whole reply.
+        Logprobs and `own` (None: no such field) are also kept for the whole reply.
         """
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}
         if self._with_usage:
@@ -300,7 +299,7 @@ class EventWriter(Writer):
 
     @abstractmethod
     def closed(self, item: Item, end: Finished | None) -> Iterator[dict[str, Any]]:
-        """Yield the events for the end of an item; `end` is given with the answer's last item."""
+        """Yield the events for the end of an item; `end` is None unless it is the answer's last."""
 
     @abstractmethod
     def ended(self, end: Finished) -> Iterator[dict[str, Any]]:
@@ -369,8 +368,9 @@ async def _streamed(writer: Writer, events: AsyncGenerator[AnswerEvent]) -> Asyn
 async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) -> Response:
     """Return the response that `writer` makes of an answer: JSON, or a stream if asked for.
 
-    `decoding` is the request to the pair. The answer is stopped if the client leaves. Raises
-    `ApiError` or `EdgewiseError`; once a stream has begun, an error is sent as a chunk of it.
+    `decoding` is the request to the pair. It waits in the queue; its tokens count for `/metrics`
+    and the limits of its API key. The answer is stopped if the client leaves. Raises `ApiError` or
+    `EdgewiseError`; once a stream has begun, an error is sent as a chunk of it.
     """
     answering, caller = pair_of(request), caller_of(request)
     local = decoding.messages[-1].local
@@ -416,7 +416,8 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
 async def admitted(request: Request) -> AsyncGenerator[QueuePlace]:
     """Hold a place in the server's queue while the context is open; yield the place.
 
-    Raises `ApiError` 429 if the queue is full or the request's API key has reached a limit.
+    The request counts towards its API key's limits. A slot acquired through the place has to be
+    released too. Raises `ApiError` 429 if the queue is full or the key has reached a limit.
     """
     async with caller_of(request).entered():
         place = pair_of(request).queue.enter()

@@ -83,8 +83,7 @@ class _JsonRequest(Request):
 class JsonRoute(APIRoute):
     """A route that reads its JSON body strictly, after the caller's API key was accepted.
 
-    Raises `ApiError` 401 or 403 for the key, 415 for a compressed body, before FastAPI looks at the
-    body.
+    Raises `ApiError` 401 or 403 for the key, 415 for a compressed body, before FastAPI reads it.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -189,7 +188,7 @@ def by_type(default: str = "", *, others: bool = False) -> Discriminator:
     """Return a discriminator for a pydantic union: an object's tag is its `type`, in brackets.
 
     `default` is the type of an object that has none. With `others` every type but the default has
-    the tag "(other)". Some types share a tag. Brackets tell tags from fields in error paths.
+    the tag "(other)". Synonyms share a tag: the types `text` and `input_text` both have "(text)".
     """
 
     def tag(value: object) -> str:
@@ -264,7 +263,7 @@ class ChatTurn(NamedTuple):
 
 
 def texts_in(content: str | Sequence[Strict | str] | None) -> list[str]:
-    """Return the texts in a message's content. An empty string has none."""
+    """Return the texts in a message's content. Other parts, "" and None have none."""
     parts = [content] if isinstance(content, str) and content else content or ()
     return [
         one if isinstance(one, str) else one.text
@@ -300,7 +299,7 @@ def turn(
 
 
 def limit_parts(turns: object) -> object:
-    """Return `turns`, a request's messages; a validator to run before each message is validated.
+    """Return `turns`, a request's messages as given; a validator to run before pydantic's own.
 
     Raises a validation error if they have more than `MAX_PARTS` parts and tool calls together.
     """
@@ -388,9 +387,9 @@ def response_format_of(
 ) -> ResponseFormat | None:
     """Return the response format of a request, tools included; None for plain text.
 
-    `choice` is "none", "auto" (also None) or "required"; `only` names the one tool that has to be
-    called. The answer may have several calls unless `parallel` is false. Raises `ApiError` for a
-    choice without tools, `UsageError` for invalid tools.
+    `choice` is "none", "auto" (also None) or "required"; with `only` the tool of that name has to
+    be called, also if `choice` is "auto". The answer may have several calls unless `parallel` is
+    False. Raises `ApiError` for "required" or `only` without tools, `UsageError` for invalid tools.
     """
     if not tools and (only or choice == "required"):
         raise ApiError(400, "tool_choice needs tools.", param="tool_choice")
@@ -461,7 +460,7 @@ class ConversationRequest(ModelRequest):
 
     @abstractmethod
     def answer_format(self) -> ResponseFormat | None:
-        """Return the format and tools, if any. Raises `ApiError` or `UsageError` if invalid."""
+        """Return the format and tools (None: plain text). Raises `ApiError` or `UsageError`."""
 
 
 class AnswerRequest(ModelRequest):

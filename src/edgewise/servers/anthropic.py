@@ -1,7 +1,4 @@
-"""Anthropic's `/v1/messages`, which Claude and similar APIs have.
-
-A request cannot continue an answer that was begun.
-"""
+"""Anthropic's `/v1/messages`, which Claude and similar APIs have."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -192,7 +192,7 @@ class IdServer(ABC):
         """Return the completion in a reply to `complete`. Raises `Fault`."""
 
     def score(self, asked: Wanted) -> Request:
-        """Return the request to score the last `asked.n` ids.
+        """Return the request to score the last `asked.n` ids, if the server `verifies`.
 
         For each position the reply has the scored id's logprob, and the likeliest id with its own.
         """
@@ -206,7 +206,7 @@ class IdServer(ABC):
         raise NotImplementedError
 
     def tokenize(self, text: str, model: str | None) -> Request:
-        """Return the request for the ids of `text` without special tokens (vLLM, SGLang)."""
+        """Return the request for the ids of `text` without a BOS, as vLLM and SGLang take it."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         return Request("/tokenize", body)
 
@@ -308,7 +308,7 @@ class TextServer(ABC):
         raise NotImplementedError
 
     def control(self, text: str) -> str | None:
-        """Return the first control token that the server would read in `text`; None without any."""
+        """Return the first part of `text` that the server reads as a control token; None: none."""
         return None
 
 
@@ -398,8 +398,8 @@ class EdgeServer(ABC):
         """Return the `model` served at `url`; None if the server runs another program.
 
         `replies` are those to `asks`, None for one whose status was not 200. With `model` None the
-        server must have only one. `context` is the wanted context in tokens. Raises `UsageError`
-        for a model or a context that the server does not have.
+        server must have only one. `context` is the wanted context in tokens (None: the server's).
+        Raises `UsageError` for a model or a context that the server does not have.
         """
 
     @abstractmethod
@@ -414,14 +414,14 @@ class EdgeServer(ABC):
     def metered(self, data: bytes) -> tuple[int, int | None]:
         """Return from a whole reply how many tokens the prompt had, and how many were computed.
 
-        All others came from the KV cache. The second is None if unreported. Raises `Fault`.
+        All others came from the KV cache. If unreported, they are 0 and None. Raises `Fault`.
         """
 
     def single(self, asked: WantedStream, end: int) -> Request | None:
         """Return the request for one token of which the stream reported no candidates.
 
-        `end` is the end-of-sequence id. None means that no special request is needed: then the
-        ordinary stream is requested from that token on.
+        `asked` wants that one token, as a whole reply. `end` is the end-of-sequence id. None: no
+        special request is needed; the ordinary stream is requested again from that token on.
         """
         return None
 
@@ -433,7 +433,7 @@ class EdgeServer(ABC):
         return []
 
     def loaded(self, model: ServedModel) -> Sequence[Request]:
-        """Return requests to send when the model is loaded; `context` is given their replies."""
+        """Return requests to send once the server has loaded the model, for `context` to read."""
         return ()
 
     def context(self, model: ServedModel, *replies: bytes | None) -> tuple[int, str]:

@@ -46,7 +46,7 @@ class ChatServer(OpenAiReplies):
         return Request(_PATH, body if asked.drawn == GREEDY else {**body, **self._drawn(asked)})
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
-        """Return fields to turn reasoning off, then one for the seed (greedy: temperature 0)."""
+        """Return fields for two purposes: reasoning off, and the seed (greedy: temperature 0)."""
         if asked.drawn == GREEDY:
             return (self.quiet,), (GREEDY,)
         return (self.quiet,), ({self.seed: asked.drawn["seed"]},) if self.seed else ()
@@ -61,10 +61,7 @@ class ChatServer(OpenAiReplies):
 
 
 def temperature_of(drawn: Mapping[str, Any]) -> Fields:
-    """Return the field `temperature` of `drawn`, and `top_p` too if it is below 1.
-
-    Some models take just one of the two.
-    """
+    """Return `temperature` and, if below 1, `top_p` of `drawn`: some models take only one."""
     filters = {} if drawn["top_p"] == 1 else {"top_p": drawn["top_p"]}
     return {"temperature": drawn["temperature"], **filters}
 

@@ -43,10 +43,11 @@ _WHY: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def client_options(key: str | None, timeout: httpx2.Timeout | None = None) -> dict[str, Any]:
-    """Return the arguments of an httpx client that sends `key` as a bearer token.
+    """Return the arguments of an httpx client that sends `key`, if any, as a bearer token.
 
-    Cookies are refused: they would tell a server which answers belong together. Proxies of the
-    environment are not used, nor is ~/.netrc, which would send the host a password.
+    Without a `timeout` it waits without limit. Cookies are refused: they would tell a server which
+    answers belong together. Proxies of the environment are not used, nor is ~/.netrc, which would
+    send the host a password.
     """
     bearer = {"Authorization": f"Bearer {key}"} if key else {}
     return {
@@ -63,7 +64,7 @@ def client_options(key: str | None, timeout: httpx2.Timeout | None = None) -> di
 
 
 def hung_up(error: BaseException) -> bool:
-    """Return whether the error means that the connection was closed, or broke, before any reply."""
+    """Return whether an open connection was closed before any reply, or broke at any time."""
     if isinstance(error, _PROTOCOL):
         # Other errors of this class are a reply, if none that can be read.
         return "disconnected" in str(error)
@@ -71,10 +72,7 @@ def hung_up(error: BaseException) -> bool:
 
 
 def why(error: BaseException) -> str:
-    """Return a short phrase that says why a connection failed with `error`.
-
-    For an unknown error this is the system's message, or the name of the error's class.
-    """
+    """Return why a connection failed: a phrase such as "it hung up", or the error's class name."""
     causes = list(_causes(error))
     for kind, said in _WHY:
         if any(isinstance(cause, kind) for cause in causes):

@@ -156,20 +156,20 @@ class LlamaCppServer(IdServer, EdgeServer):
         return verification_of(block, self.completed(data), written=len(block))
 
     def prefill(self, ids: Sequence[int], model: str | None) -> Request:
-        """Return the request that fills a slot's KV cache with `ids` and writes nothing."""
+        """Return the request that only puts `ids` in a slot's KV cache; `slot` reads the reply."""
         body = {"prompt": ids, "n_predict": 0, "response_fields": ["timings", "id_slot"]}
         return Request("/completion", {**body, **_named(model)}, len(ids))
 
     def slot(self, data: bytes) -> tuple[int, int | None]:
         """Return the number of the slot that replied, and how many prompt tokens it had cached.
 
-        The second is None if unknown. Raises `Fault`.
+        They are -1 and None if the reply (to `complete` or `prefill`) lacks them. Raises `Fault`.
         """
         reply = decoded(data, _Reply)
         return reply.id_slot, reply.timings.cache_n
 
     def props(self, model: str | None) -> Request:
-        """Return the request for the server's properties (`Props`)."""
+        """Return the request for the properties (`Props`) of the server, or of a given `model`."""
         return Request(f"/props?{urlencode(_named(model))}".removesuffix("?"))
 
     def tokenize(self, text: str, model: str | None) -> Request:

@@ -106,10 +106,10 @@ def completion_of(
 ) -> Completion:
     """Return a `Completion` of `ids`.
 
-    `tops` holds the candidates (id, logprob) of each id, in any order; the `TOP` likeliest stay.
-    `stopped`: the model ended its answer; then `logprobs` and `tops` may have one item more, for
-    the end token, which is dropped. `prompt` and `cached` are the engine's counts of prompt tokens,
-    and of those among them from its cache; `seconds` is the time that it reports.
+    `logprobs` is empty if they are unknown. `tops` has the candidates (id, logprob) of each id, in
+    any order; the `TOP` likeliest stay. `stopped`: the model ended its answer; then `logprobs` and
+    `tops` may have one item more, for the end token, which is dropped. `prompt` and `cached` are
+    the engine's counts of prompt tokens, and of those from its cache; `seconds` is its own time.
     """
 
     def kept(rows: Sequence[_T]) -> Sequence[_T]:
@@ -172,7 +172,7 @@ class AssistantMessage(msgspec.Struct):
 
 
 def text_of(message: AssistantMessage) -> str:
-    """Return a message's text. Raises `Fault` for a refusal, a tool call, or only reasoning."""
+    """Return a message's text, maybe "". Raises `Fault` for a refusal, a call or only reasoning."""
     if message.refusal:
         raise Fault("a refusal to answer", CloudRejected)
     if message.tool_calls or message.function_call:
