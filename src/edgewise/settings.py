@@ -270,8 +270,8 @@ def require_honoured(
 ) -> None:
     """Raise `UsageError` if any of the `refused` settings is set, since `reader` ignores them.
 
-    A setting with its default value, or one of the same effect, is let pass. `reader` is the
-    command that the message names; `places` says where each setting came from (see `load`).
+    Default values are let pass, and so are temperature 0 and verify "off". `reader` is the command
+    that the message names; `places` says where each setting came from (see `load`).
     """
     unread = [
         f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"

@@ -307,7 +307,7 @@ class Evaluation:
         return {cell: self._cell(cell, system.answer)}
 
     def oracle(self) -> dict[Cell, list[Outcome]]:
-        """Return the oracle's outcomes; the cloud model must run in this process."""
+        """Return the outcomes of an `Oracle`; the cloud model must run in this process."""
         assert self.cloud.local is not None
         with closing(Oracle(self.edge, self.cloud.local, self.task.max_tokens)) as oracle:
             return {ORACLE: self._cell(ORACLE, oracle.answer, workers=1)}

@@ -52,11 +52,11 @@ def frontier(
 ) -> Frontier:
     """Return the report on the systems in `found`, and on two more that send whole questions.
 
-    The cascade sends the questions that the edge answers least surely; the oracle sends those that
-    only the cloud gets right. Their answers are taken from edge alone and cloud alone, and their
-    cloud share is at most that of the system `main`. `found` maps names of systems to their answers
-    to the same questions, and must hold edge alone, cloud alone and `main`. `conditions` (name to
-    value) are copied into the report.
+    The cascade sends the questions whose edge answers have the highest `Outcome.uncertainty`, the
+    oracle those that only the cloud gets right. Their answers are those of edge alone and cloud
+    alone, and their cloud share is at most that of the system `main`. `found` maps names of systems
+    to their answers to the same questions, and must hold edge alone, cloud alone and `main`.
+    `conditions` (name to value) are copied into the report.
     """
     every = {**found, **_whole(found[EDGE.system], found[CLOUD.system], found[main])}
     every = {name: one._replace(timed=metered_seconds(one.timed)) for name, one in every.items()}
