@@ -217,10 +217,10 @@ def load(
     """Merge the settings from flags, environment and file; return them, and the source of each.
 
     The second value maps the name of each setting that is set to "the flags", "the environment" or
-    "edgewise.toml". Flags that are None or an empty list, and empty variables, count as unset. A
-    source that gives a threshold drops the cloud share of weaker sources, and the other way round.
-    `environment` defaults to that of the process, `folder` (where `edgewise.toml` is) to the
-    working folder. Raises `UsageError` for an invalid value or an unknown name.
+    "edgewise.toml". Flags of None or [] and empty variables count as unset. A source that gives a
+    threshold drops the cloud share of weaker sources, and the other way round. `environment`
+    defaults to that of the process, `folder` (where `edgewise.toml` is) to the working folder.
+    Raises `UsageError` for an invalid value or an unknown name (of variables, only near misses).
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
@@ -270,8 +270,8 @@ def require_honoured(
 ) -> None:
     """Raise `UsageError` if any of the `refused` settings is set, since `reader` ignores them.
 
-    A setting with its default value, or one of the same effect, is let pass. `reader` is the
-    command that the message names; `places` says where each setting came from (see `load`).
+    Default values are let pass, and so are temperature 0 and verify "off". `reader` is the command
+    that the message names; `places` says where each setting came from (see `load`).
     """
     unread = [
         f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"
@@ -312,10 +312,7 @@ def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FI
 
 
 def unmarked(content: bytes) -> bytes:
-    """Return a text file's bytes without the byte order mark that Notepad or PowerShell writes.
-
-    UTF-16 becomes UTF-8.
-    """
+    """Return a text file's bytes without a byte order mark; UTF-16 that has one becomes UTF-8."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         with suppress(UnicodeDecodeError):
             return content.decode("utf-16").encode()

@@ -196,8 +196,8 @@ def thinks() -> Fault:
 def words_of(said: object) -> str:
     """Return the error message in the body of an API's reply, at most 200 characters long.
 
-    `said` is the body as bytes, or a JSON value from it. A message is looked for under "error",
-    "message" and "detail"; without these the whole value is the message.
+    `said` is the body as bytes, or a JSON value from it. The message is under "error", "message" or
+    "detail", also in an object within. Without these, or without JSON, it is the whole body.
     """
     if isinstance(said, bytes):
         try:

@@ -30,8 +30,8 @@ Script = Callable[[Sequence[int]], Floats]
 def replying(text: str, *, prompt: str, unsure: Sequence[int] = ()) -> Script:
     """Return a script (a function from ids to logits) that answers `prompt` with `text`, then EOS.
 
-    The logits leave no doubt about a token, except at the byte offsets of `text` that `unsure`
-    lists: there a wrong token has nearly the logit of the right one.
+    Of `prompt` only the length counts. The logits leave no doubt about a token, except at the byte
+    offsets of `text` that `unsure` lists: there a wrong token has nearly the right one's logit.
     """
     reply = [*text.encode(), EOS]
     start = len(prompt.encode())
@@ -50,7 +50,7 @@ def replying(text: str, *, prompt: str, unsure: Sequence[int] = ()) -> Script:
 def noise(seed: int = 0, *, scale: float = 3.0) -> Script:
     """Return a script (a function from ids to logits) of reproducible random logits.
 
-    They depend on `seed` and on all ids so far; `scale` is their standard deviation.
+    They depend on `seed` (modulo 256) and all ids so far; `scale` is their standard deviation.
     """
 
     def script(ids: Sequence[int]) -> Floats:

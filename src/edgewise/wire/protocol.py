@@ -229,7 +229,7 @@ class Ledger:
     def put(self, position: int, ids: "Sequence[int] | Ledger") -> bool:
         """Replace all ids from `position` on by `ids`, and update the checksum.
 
-        Returns False, and changes nothing, if `position` lies beyond the end.
+        Returns True; or False, with nothing changed, if `position` lies beyond the end.
         """
         if position > len(self._ids):
             return False

@@ -109,7 +109,7 @@ class Way:
         self._decoder, self.edge = decoder, edge
 
     def ask(self, question: Question, max_tokens: int) -> None:
-        """Answer one more question, keep the answer, and grade it."""
+        """Answer a question; append the answer to `answers`, and to `right` whether it is right."""
         ids = question_ids(self._decoder.edge.tokenizer, question)
         answer = self._decoder.generate(ids, max_tokens=max_tokens)
         self.answers.append(answer)
@@ -126,7 +126,7 @@ class Way:
 
     @property
     def gaps(self) -> Gaps:
-        """Percentiles of the time between a token and the next, over all answers."""
+        """Percentiles of the seconds between a token and the next, over all answers."""
         seconds = [token.seconds for answer in self.answers for token in answer.tokens[1:]]
         return Gaps(*(float(q) for q in np.quantile(seconds, (0.5, 0.95, 0.99))))
 
@@ -196,7 +196,7 @@ class LinkBench:
 
 
 def http_target(url: str) -> tuple[str, int]:
-    """Return host and port of a plain HTTP URL. Raises `UsageError` for any other."""
+    """Return host and port of a plain HTTP URL without a path; other URLs raise `UsageError`."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
         raise UsageError(
@@ -244,7 +244,7 @@ def _mean(right: Sequence[bool]) -> float:
 
 
 def step_of(edge: Way) -> float:
-    """Return the seconds per token of the edge alone, once it has read the prompt."""
+    """Return the mean seconds per token of the edge alone, after its answers' first tokens."""
     seconds, tokens = _spent(edge, edge)
     return float(seconds.sum() / max(1.0, tokens.sum()))
 
@@ -253,7 +253,7 @@ def time_over(one: Way, other: Way, edge: Way) -> Figure:
     """Return the time per token of the system `one` divided by that of `other`.
 
     The time to read the prompt is left out: the TTFT of `edge`, the edge alone, is subtracted from
-    the time of every answer to the same question.
+    the time of every answer to the same question, whose first token is not counted.
     """
     (above, above_tokens), (below, below_tokens) = _spent(one, edge), _spent(other, edge)
     n = len(above)

@@ -150,8 +150,8 @@ def tell(
 ) -> None:
     """Print the figures in `table`, as tables or as JSON, and also write them to the file `csv`.
 
-    Warnings follow, such as of a missed cloud share. `main` is the name of the system that the
-    tables compare the others with.
+    Warnings, such as of a missed cloud share or about the routers `contenders`, follow the tables
+    or are in the JSON. `main` names the system that differences in `table` are to, if it has any.
     """
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"
@@ -171,7 +171,7 @@ def tell(
 def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
     """Return the cloud shares to run, ascending: those given, else the settings', else the default.
 
-    Raises `UsageError` for a share that is not between 0 and 1.
+    Raises `UsageError` for a share that is not above 0 and below 1.
     """
     default = opening.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = given or [default]
@@ -187,7 +187,7 @@ def contenders_of(
     task: Task,
     shares: Sequence[float] = (),
 ) -> list[Contender]:
-    """Open the named routers (None: the default one) and return each as a `Contender`.
+    """Open the named routers (None: the default one) for `edge`; return each as a `Contender`.
 
     Its `served` gets a policy (rules for asking the cloud) for each cloud share in `shares`. Raises
     `UsageError` for a router that was trained on questions of `task`, and for two of the same name.
@@ -220,8 +220,8 @@ def served(
 ) -> dict[float, Policy]:
     """Return, by cloud share in `shares`, the policy that `edgewise serve` would have with it.
 
-    A policy is the rules for asking the cloud. Other settings are as `chosen`, but a failing cloud
-    raises an error. `card` is the router's model card (None: it has none).
+    A policy is the rules for asking the cloud; its initial thresholds are found for `router` (with
+    its model card, if any) and `edge`. Other settings are as `chosen`, but a failing cloud raises.
     """
     as_set = [
         replace(chosen, cloud_share=one, threshold=None, on_cloud_error="raise") for one in shares

@@ -143,7 +143,7 @@ def served(chosen: Settings) -> Generator[str]:
 
 
 def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
-    """Open the cloud model that the settings name and check its vocabulary against the edge's."""
+    """Open the settings' cloud model (not "none"), in an adapter if its vocabulary differs."""
     cloud = open_cloud(settings, edge)
     assert cloud is not None
     return cloud
@@ -152,7 +152,7 @@ def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
 def figures_tables(title: str, table: Sequence[Row], main: str | None = None) -> None:
     """Print tables of every system's accuracy, by lenient and strict grading, and of its costs.
 
-    If `main` names a system, the others' accuracies are also shown as differences to its accuracy.
+    `main` names the system that differences of accuracy in `table` are to, if it has any.
     """
     captions = {0: _left_to_read(table[0].overall), -1: _COSTS}
     shown = tables_of(title, table, main)
@@ -164,7 +164,7 @@ def figures_tables(title: str, table: Sequence[Row], main: str | None = None) ->
 def tables_of(title: str, table: Sequence[Row], main: str | None = None) -> list[FigureTable]:
     """Return tables of accuracy and times, of accuracy by kind of question, and of costs.
 
-    The second is left out if there is only one kind. Accuracy is compared with the system `main`.
+    The second is left out if there is only one kind. `main` is as in `figures_tables`.
     """
     figures = [row.overall for row in table]
     shown = [_accuracies(f"{title} (95% intervals)", figures, main)]
@@ -174,7 +174,7 @@ def tables_of(title: str, table: Sequence[Row], main: str | None = None) -> list
 
 
 def drawn(table: FigureTable, caption: str | None = None) -> Table:
-    """Return the table as one that rich can print."""
+    """Return the table as one that rich can print, with the text `caption` below it."""
     padding = (0, 0, 0, 1)
     title = printable(table.title) or None
     found = Table(title=title, box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)

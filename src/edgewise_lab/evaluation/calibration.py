@@ -183,9 +183,9 @@ def thresholds_for(
     A token of the cloud changes the scores of all tokens after it, so the share at a threshold is
     known only from answers made with it. The search keeps the nearest thresholds with too large and
     with too small a share, and tries one between them, chosen by the scores that were seen there.
-    It ends when a share is within `SETTLED` of the one wanted, no score lies between the two, or
-    `rounds` are over, and takes the threshold with the nearest share. All shares reuse the same
-    answers.
+    It ends when a share is within the fraction `SETTLED` of the one wanted, no score lies between
+    the two, or `rounds` thresholds were tried for this share; it takes the threshold with the
+    nearest share. All shares reuse the same answers.
     """
     answers.expect(len(shares))
     points = [answers.at(1.0)]

@@ -90,8 +90,8 @@ class Contender(msgspec.Struct, frozen=True):
     ) -> dict[float, float]:
         """Return the threshold for each cloud share in `shares`.
 
-        Each comes from the router's card, else from an earlier run in `store`. `find` is called
-        with the shares that have neither, and the thresholds that it returns are stored.
+        Each comes from the router's card, else from `store` (None: nothing is stored). `find` is
+        called once with the shares that have neither; the thresholds that it returns are stored.
         """
         store, identity = store or Store(None, {}, Outcome), self.identity or ""
         cells = {share: Cell(self.name, share) for share in shares}
@@ -107,10 +107,7 @@ class Contender(msgspec.Struct, frozen=True):
 
 
 def contender_named(name: str) -> Contender:
-    """Return a router that needs no checkpoint, such as "entropy", as a `Contender`.
-
-    Raises `UsageError` for any other name.
-    """
+    """Return a router without a checkpoint, such as "entropy"; others raise `UsageError`."""
     return Contender(name, router_named(name), identity=identity_named(name))
 
 
@@ -154,9 +151,10 @@ class Evaluation:
 
         The keys are `Cell`s (system, target cloud share), in the order of the report. `contenders`
         are the routers to compare, `shares` the target cloud shares (for the system "served", those
-        in `Contender.served`). Edge alone and cloud alone are in the result even if `systems`
-        leaves them out: each if an earlier run stored all its outcomes, and cloud alone also if the
-        right answers are unknown, since its answers then stand in for them.
+        in `Contender.served`). Stored outcomes are reused. A system is left out if the cloud or the
+        task does not allow it ("verify" if the cloud cannot). Edge alone and cloud alone are in the
+        result even if not in `systems`: each if an earlier run stored all its outcomes, and cloud
+        alone also if the right answers are unknown, since its answers then stand in for them.
         """
         found: dict[Cell, list[Outcome]] = {}
         for _, make in self._parts(contenders, shares, systems, found):
@@ -169,7 +167,7 @@ class Evaluation:
         shares: Sequence[float],
         systems: Collection[str] = SYSTEMS,
     ) -> int:
-        """Return how many answers `run` makes with these arguments, stored ones included."""
+        """Return how many answers `run` makes, with stored ones and without those to calibrate."""
         parts = self._parts(contenders, shares, systems, {})
         return sum(count for count, _ in parts) * len(self.task.questions)
 
@@ -213,7 +211,7 @@ class Evaluation:
             yield 1, self.oracle
 
     def alone(self, cells: Collection[Cell] = (EDGE, CLOUD)) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of the edge model alone and the cloud model alone.
+        """Return the outcomes of the edge alone and the cloud alone, or of the one in `cells`.
 
         If the right answers are unknown, the cloud model's replies become the right answers of
         `self.task`, by which all later systems are graded.
@@ -257,14 +255,14 @@ class Evaluation:
     ) -> dict[Cell, list[Outcome]]:
         """Return the outcomes where the cloud model verifies draft tokens, for each cloud share.
 
-        The share is kept by a budget of cloud tokens. `name` is the system's name. `cloud` replaces
-        the evaluation's cloud model; the one used must be able to verify.
+        The share is kept by a budget of cloud tokens. The keys name the system `name` + `SERVED`.
+        `cloud` replaces the evaluation's cloud model; the one used must be able to verify.
         """
         by_share = {share: replace(self._verifying(), cloud_share=share) for share in shares}
         return self.served(Contender(name, READS_ALONG, identity=name, served=by_share), cloud)
 
     def exact(self) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes where the cloud replaces any token that it would not write itself."""
+        """Return the outcomes where the cloud verifies, replacing all tokens it would not write."""
         policy = replace(self._verifying(), verify="exact")
         decoder = Decoder(self.edge, router=READS_ALONG, policy=policy, cloud=self.cloud)
         return {EXACT: self._cell(EXACT, Decoded(decoder, self.task.max_tokens).answer)}
@@ -300,7 +298,8 @@ class Evaluation:
     def commit_point(self) -> dict[Cell, list[Outcome]]:
         """Return the outcomes of `CommitPoint`, a system for multiple-choice questions.
 
-        The cloud writes one token: the one with which the edge alone first names a choice.
+        The cloud writes one token: the one with which the edge alone first names a choice. The edge
+        answers questions without choices; if there are any, the key is `SOME_COMMIT_POINTS`.
         """
         every = all(question.choices for question in self.task.questions)
         system = CommitPoint(self.edge, self.cloud, self.task.max_tokens)
@@ -308,7 +307,7 @@ class Evaluation:
         return {cell: self._cell(cell, system.answer)}
 
     def oracle(self) -> dict[Cell, list[Outcome]]:
-        """Return the oracle's outcomes; the cloud model must run in this process."""
+        """Return the outcomes of an `Oracle`; the cloud model must run in this process."""
         assert self.cloud.local is not None
         with closing(Oracle(self.edge, self.cloud.local, self.task.max_tokens)) as oracle:
             return {ORACLE: self._cell(ORACLE, oracle.answer, workers=1)}

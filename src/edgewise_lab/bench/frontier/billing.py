@@ -63,7 +63,7 @@ PRICE_LISTS = (
 
 
 def bill(prices: PriceList, requests: Iterable[CloudRequest]) -> float | None:
-    """Return the cost of the requests; None if engine time has a price and some of it is unknown.
+    """Return the cost in the unit of `prices`; None if it includes engine time that is unknown.
 
     Providers cache only whole blocks of tokens. This is ignored, so a provider may bill up to one
     block more of each request at the price `input` instead of `cached`.
@@ -97,7 +97,7 @@ class RecordedCloud(WrappedCloud):
         self._asks: list[_Ask] = []
 
     def open(self, prompt: Prompt) -> "_RecordedSession":
-        """Open a session whose consults are recorded."""
+        """Open a session whose consults (requests to the model) are recorded for `take`."""
         return _RecordedSession(self.cloud.open(prompt), self._asks)
 
     def take(self) -> tuple[CloudRequest, ...]:

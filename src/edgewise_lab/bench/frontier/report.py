@@ -52,11 +52,11 @@ def frontier(
 ) -> Frontier:
     """Return the report on the systems in `found`, and on two more that send whole questions.
 
-    The cascade sends the questions that the edge answers least surely; the oracle sends those that
-    only the cloud gets right. Their answers are taken from edge alone and cloud alone, and their
-    cloud share is at most that of the system `main`. `found` maps names of systems to their answers
-    to the same questions, and must hold edge alone, cloud alone and `main`. `conditions` (name to
-    value) are copied into the report.
+    The cascade sends the questions whose edge answers have the highest `Outcome.uncertainty`, the
+    oracle those that only the cloud gets right. Their answers are those of edge alone and cloud
+    alone, and their cloud share is at most that of the system `main`. `found` maps names of systems
+    to their answers to the same questions, and must hold edge alone, cloud alone and `main`.
+    `conditions` (name to value) are copied into the report.
     """
     every = {**found, **_whole(found[EDGE.system], found[CLOUD.system], found[main])}
     every = {name: one._replace(timed=metered_seconds(one.timed)) for name, one in every.items()}
@@ -104,9 +104,9 @@ def composed(
     """Return the answers of a system that sends the questions with the indices `sent` to the cloud.
 
     `edge` and `cloud` are the answers of each model alone, one a question. A question in `sent`
-    gets the cloud's, its times plus those that the edge takes before: its TTFT if `way` is "routed"
-    (it only reads the prompt), its whole answer if `way` is "cascade". In a cascade the user sees
-    an edge answer only when it is complete, since until then the cloud's may replace it.
+    gets the cloud's answer, which begins once the edge has read the prompt (`way` is "routed") or
+    written its own answer ("cascade"). The others get the edge's answer. In a cascade the user sees
+    it only when it is complete, since until then the cloud's may replace it.
     """
     both = zip(edge, cloud, strict=True)
     if way == "routed":
@@ -168,7 +168,7 @@ def _bills(answers: Sequence[MeasuredAnswer]) -> dict[str, float | None]:
 def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
     """Return the answers, with `engine_seconds` filled in for requests whose engine reported none.
 
-    Such requests, mostly cancelled ones, get the mean of the reported times, None without any.
+    These, mostly cancelled ones, get the mean of all times reported in `answers`, None without any.
     """
     every = [request.engine_seconds for answer in answers for request in answer.requests]
     known = [seconds for seconds in every if seconds is not None]
@@ -185,8 +185,8 @@ def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | No
     """Return the mean number of prompt tokens that the engine computed for an answer.
 
     A request for which the engine did not report this, such as a cancelled one, counts as the
-    tokens of its prompt that no earlier request had (`prompt` - `seen`). None if there were
-    requests, and the engine reported it for none of them.
+    tokens of its prompt that no earlier request had (`prompt` - `seen`). Without any request the
+    result is 0; if the engine reported it for none of the requests, None.
     """
     every = [request for answer in answers for request in answer.requests]
     meters = any(request.computed is not None for request in every)

@@ -92,7 +92,10 @@ class Streamed:
         self._http.close()
 
     def take(self) -> tuple[CloudRequest, ...]:
-        """Return the answered requests since the last call, oldest first, and forget them."""
+        """Return the requests since the last call, oldest first, and forget them.
+
+        Each answer takes one request. A request that failed is left out.
+        """
         asked, self._asked[:] = tuple(self._asked), []
         return asked
 

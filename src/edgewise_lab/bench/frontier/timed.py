@@ -188,7 +188,7 @@ class PairSystems:
             stream.close()
 
     def edge(self) -> Timed:
-        """Return the edge model alone as a system to measure."""
+        """Return the edge model alone as a system, slowed down to the `pace` of this object."""
         return self.larger_edge(self._model, self._pace)
 
     def larger_edge(self, model: EdgeModel, pace: Pace) -> Timed:
@@ -199,7 +199,8 @@ class PairSystems:
     def cloud(self) -> Timed:
         """Return the cloud alone as a system.
 
-        It is streamed if it can be, else asked for `CLOUD_SPAN` tokens at a time.
+        It is streamed if it can be. Else it is asked for `CLOUD_SPAN` tokens at a time, and these
+        requests are merged into one in each `MeasuredAnswer`.
         """
         tokenizer = self._model.tokenizer
         if not self.streams:
@@ -230,7 +231,7 @@ class PairSystems:
 
         It is the token with which the edge, answering alone, first names one of the question's
         choices; if it names none, the cloud is not asked. The token's position is found before the
-        timing starts, as if the device knew it.
+        timing starts, as if the device knew it. `speculate` is as for `pair`.
         """
         place = AtPosition(None)
 
@@ -275,8 +276,8 @@ def measure(
 ) -> list[MeasuredAnswer]:
     """Return the system's answer to every question, in order; those in `store` are reused.
 
-    `system` creates the system called `name`; it is called only if an answer is missing. `done` is
-    called for each answer, stored ones included.
+    New answers are stored there under `name`. `system` creates the system; it is called only if an
+    answer is missing. `done` is called for each answer, stored ones included.
     """
     made = cache(system)
     return run(Cell(name), lambda one: made().answer(one), questions, store, done)

@@ -44,10 +44,10 @@ class RowModel:
         self._cache: Any = None
 
     def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
-        """Prefill prompts; return the logits [rows, vocabulary] after them.
+        """Prefill prompts into a new KV cache; return the logits [rows, vocabulary] after them.
 
-        `ids` and `mask` are [prompts, columns], padded on the left. `rows` has the index of each
-        row's prompt; rows may share one.
+        `ids` and `mask` (1 for an id) are [prompts, columns], padded on the left by zeros. `rows`
+        has the index of each row's prompt; rows may share one.
         """
         caches: list[Any] = []
         logits: list[Tensor] = []
@@ -65,7 +65,7 @@ class RowModel:
         return cat(logits)[rows]
 
     def step(self, ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
-        """Run `ids` [rows, n]; return the logits [rows, vocabulary] after the last.
+        """Add `ids` [rows, n] to the KV cache; return the logits [rows, vocabulary] after the last.
 
         `places` [rows, n] are their positions. `mask` [rows, columns] has a column for each id in
         the KV cache, then one for each in `ids`: 1 if attention may see that id, else 0.
@@ -82,7 +82,7 @@ class RowModel:
         return made.logits[:, -1]
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only the rows at these indices, in this order; an index may occur twice."""
+        """Keep only these rows of the KV cache, in this order; an index may occur twice."""
         self._cache.batch_select_indices(rows)
 
 

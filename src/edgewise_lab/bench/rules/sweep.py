@@ -72,9 +72,9 @@ class Sweep:
         """Return the outcomes of edge alone, cloud alone, and every rule at every cloud share.
 
         The keys are `Cell`s (name, cloud share); a rule with a fixed threshold has one, without a
-        share. Thresholds are found on the questions of `calibration`; what the store has of an
-        earlier run is reused. Raises `ContextOverflow` for a question that leaves no room for an
-        answer.
+        share. Thresholds are found on the questions of `calibration`. Outcomes and thresholds in
+        the store are reused, new ones stored. Unknown right answers are replaced by the cloud's.
+        Raises `ContextOverflow` for a question that leaves no room for an answer.
         """
         fixed = [rule for rule in (EDGE, CLOUD, *rules) if rule.threshold is not None]
         asked = [(rule, share) for share in shares for rule in rules if rule.threshold is None]
