@@ -162,7 +162,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def describe(self) -> Described:
-        """Return the name and the vocabulary size of the engine's model.
+        """Return the name and the vocabulary size of the engine's model, each None if not reported.
 
         Raises a `CloudError` if the engine cannot be reached or does not serve the configured
         model.

@@ -297,8 +297,7 @@ class HttpEngine(Endpoint, Engine):
 
         Raises `CloudRejected` if the named model is not served, or is a LoRA adapter and the engine
         would answer with its base model instead. Raises a `CloudError` if the engine cannot be
-        reached or lists no model; also where models cannot be listed, if one is named here or
-        requests have to name one.
+        reached, lists no model, or cannot list models although one is named here or has to be.
         """
         try:
             served = await served_model(self)
@@ -364,7 +363,7 @@ async def served_models(endpoint: Endpoint) -> list[ListedModel]:
 
 
 async def served_model(endpoint: Endpoint) -> ListedModel:
-    """Return the listed model `endpoint.model`, if that is None the first. Raises a `CloudError`."""
+    """Return the listed model `endpoint.model`, or if it is None the first. Raises `CloudError`."""
     models = await served_models(endpoint)
     model = model_named(models, endpoint.model)
     if model is None:

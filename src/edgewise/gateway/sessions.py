@@ -77,7 +77,7 @@ class Sessions:
     ) -> Ledger | None:
         """Replace the session's ids from index `position` on by `ids`; return a copy of them all.
 
-        To stay within `most_ids`, other sessions may lose their ids. Returns None if ids before
+        Others may be dropped or emptied to stay within `most_ids`. Returns None if ids before
         `position` are missing, or if `check` is not the checksum of all ids (see `Ledger`). Then
         the session's ids are dropped; the device must send them from 0.
         """
