@@ -77,9 +77,9 @@ class Sessions:
     ) -> Ledger | None:
         """Replace the session's ids from index `position` on by `ids`; return a copy of them all.
 
-        Others may be dropped or emptied to stay within `most_ids`. Returns None if ids before
-        `position` are missing, or if `check` is not the checksum of all ids (see `Ledger`). Then
-        the session's ids are dropped; the device must send them from 0.
+        Other sessions may be dropped or emptied to stay within `most_ids`. Returns None if ids
+        before `position` are missing, or if `check` is not the checksum of all ids (see `Ledger`).
+        Then this session's ids are dropped; the device must send them from 0.
         """
         ledger, before = session.ledger, len(session.ledger)
         held = ledger.put(position, ids) and ledger.checksum == check
