@@ -228,7 +228,7 @@ class HubTokenizer:
         return first[0] if first and first != plain and first[0] in self.special else None
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        """Return the ids of `text`; with `special`, special tokens written in it become their ids.
+        """Return the ids of `text`; without `special`, special tokens in it are read as plain text.
 
         Added tokens that are not special, such as `<think>`, become their ids in any text, as in
         llama.cpp.

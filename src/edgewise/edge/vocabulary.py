@@ -69,9 +69,9 @@ def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
 def ids_of_text(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int] | None:
     """Return ids that continue the ids `before` with exactly the bytes of `text`, or None.
 
-    These ways are tried until one gives exactly these bytes: to tokenize `text` behind the text of
-    the last 32 ids of `before`, if these stay the same; alone; behind a newline, where
-    SentencePiece adds no space; byte by byte. None if a byte has no id of its own.
+    It tokenizes `text` behind the text of the last 32 ids of `before`. If these ids change by that,
+    or the bytes differ, it tokenizes `text` alone, then behind a newline, where SentencePiece adds
+    no space. At last it takes one id for each byte; None if a byte has none.
     """
     data = text.encode()
     tail = list(before[-_CONTEXT:])
@@ -101,10 +101,9 @@ def longest_piece(tokenizer: Tokenizer) -> int:
 def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
     """Raise `ContextOverflow` for texts that together are clearly too long for `context` ids.
 
-    No id stands for more bytes than the vocabulary's longest piece, so the number of characters
-    alone may prove it. Otherwise the texts are tokenized in chunks, and the error is raised once
-    there are twice `context` ids; from `context` on it could be due to the cuts between chunks.
-    Texts of up to `CHUNK` characters in all are not checked.
+    Texts of up to `CHUNK` characters in all are not checked. Longer ones are too long if even ids
+    of the vocabulary's longest piece would fill the context, or if tokenizing the texts in chunks
+    gives twice `context` ids (twice, since the cuts between chunks can add some).
     """
     if (characters := sum(map(len, texts))) <= CHUNK:
         return

@@ -73,10 +73,7 @@ NOBODY = Client()
 
 
 class Watched(NamedTuple):
-    """Token ids, and the text to which an engine decoded them.
-
-    If it decodes them to another text later, its vocabulary has changed.
-    """
+    """Token ids and the text that an engine gave for them; it changes only with the vocabulary."""
 
     ids: Sequence[int]
     text: str
@@ -116,8 +113,9 @@ class Engine(ABC):
     ) -> Completion:
         """Return at most `n` tokens that the model writes after `ids`. Raises a `CloudError`.
 
-        Some engines report an end only as `Completion.stopped`, without an end token among the ids;
-        `edgewise.cloud.base.with_end` appends one.
+        `client` is the sender: its session, tenant and salt decide which KV cache is reused. An end
+        may be reported only as `Completion.stopped`; `edgewise.cloud.base.with_end` then appends an
+        end token.
         """
 
     async def verify(
@@ -125,22 +123,26 @@ class Engine(ABC):
     ) -> Completion:
         """Return a completion with a `Verified` for each of the last `count` ids, and no tokens.
 
-        `logprob` is that of the given id, and `id` the one that the model finds likeliest there.
-        Only a model in this process draws `id` instead, if `sampling` has a temperature. Raises a
-        `CloudError`.
+        `Verified.logprob` is that of the given id, in nats; `Verified.id` is the one that the model
+        finds likeliest there. Only a model in this process draws it instead, if `sampling` has a
+        temperature. Raises a `CloudError`.
         """
         raise CloudRejected(f"The engine at {self.url!r} cannot verify tokens.")
 
     async def consult(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:
-        """Verify the last `verify` of `ids`; if `verify` is 0, complete `ids` by `n` tokens."""
+        """Verify the last `verify` ids, whatever `n` is; if `verify` is 0, write up to `n` tokens.
+
+        `client` is the sender: its session, tenant and salt decide which KV cache is reused, its
+        deadline whether a busy engine is asked again. Raises a `CloudError`.
+        """
         if verify:
             return await self.verify(ids, verify, sampling, client)
         return await self.complete(ids, n, sampling, client)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        """Let the engine read `ids` into its prefix cache; a token that it writes is ignored."""
+        """Let the engine read `ids` into its prefix cache, for later requests of this `client`."""
         await self.complete(ids, 1, Sampling(), client)
 
     @abstractmethod
@@ -160,9 +162,9 @@ class Engine(ABC):
 
     @abstractmethod
     async def describe(self) -> Described:
-        """Return the name and the vocabulary size of the engine's model.
+        """Return the name and the vocabulary size of the engine's model, each None if not reported.
 
-        Raises a `CloudError` if the engine cannot be reached, or does not serve the configured
+        Raises a `CloudError` if the engine cannot be reached or does not serve the configured
         model.
         """
 
@@ -175,14 +177,17 @@ class Engine(ABC):
         """Close the connections."""
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
-        """Return whether the engine has a cache salt; `ids` may be sent to find out.
+        """Return whether the engine has a cache salt; to find out, it may be sent the prompt `ids`.
 
         Requests with different salts share no cached prefix.
         """
         return False
 
     async def probe(self) -> None:
-        """Find out what the engine can do. Raises `CloudRejected` if it does not take ids."""
+        """Ask the engine for `vocabulary`, `described` and `salted`, and set them; unset `watched`.
+
+        Raises a `CloudError`; `CloudRejected` if the engine does not take and return token ids.
+        """
         _, self.described = await parallel(self.ready(), self.describe())
         self.watched = None
         *each, self._joint_ids = await parallel(*(self.tokenize(text) for text in (*PROBES, _ALL)))
@@ -193,8 +198,8 @@ class Engine(ABC):
     async def unchanged(self) -> bool:
         """Return whether the engine still has the model and the vocabulary that `probe` found.
 
-        Its report, its ids of `PROBES` and its text of `watched` are compared. Raises a
-        `CloudError` if the engine is not ready.
+        Compared are its reply to `describe`, its ids of `PROBES` and, if `watched` is set, its text
+        of those ids. Raises a `CloudError` if the engine is not ready.
         """
         checks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
         expected: list[object] = [None, self.described, self._joint_ids]
@@ -207,7 +212,7 @@ class Engine(ABC):
         """Check that the strings in `PROBES` have the same ids at the engine and in `tokenizer`.
 
         Returns a text for messages: "5 strings have the same ids at the engine". Raises
-        `VocabularyMismatch` if they differ, or the engine does not tokenize.
+        `VocabularyMismatch` if any has other ids, or if the engine does not tokenize.
         """
         if self.vocabulary is None:
             raise VocabularyMismatch(
@@ -221,10 +226,7 @@ class Engine(ABC):
         return f"{len(PROBES)} strings have the same ids at the engine"
 
     def mismatch(self, what: str) -> VocabularyMismatch:
-        """Return the error for vocabularies that differ.
-
-        `what` says how, and follows the words "The cloud model at URL".
-        """
+        """Return the error "The cloud model at URL `what`, so their vocabularies differ"."""
         return VocabularyMismatch(
             f"The cloud model at {self.url!r} {what}, so their vocabularies differ",
             hint="choose two models of one family, or name its own tokenizer",
@@ -244,7 +246,7 @@ class Engine(ABC):
 
 
 async def parallel(*work: Awaitable[Any]) -> list[Any]:
-    """Await all of `work`; return the results in order, or raise the first failure in order."""
+    """Run all `work` to its end; return the results in order, or raise the first of the errors."""
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

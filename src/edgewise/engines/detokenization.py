@@ -66,8 +66,8 @@ class Detokenization:
     def request(self, tokens: Sequence[int]) -> tuple[list[int], str]:
         """Return ids to detokenize, and the text that they should give.
 
-        The ids are that of a letter and `tokens`, with the letter again beside each token that has
-        no plain text.
+        The ids are those of `tokens`, with a letter's id at the beginning and beside each token
+        that has no plain text. The letter keeps the token's text apart from its neighbours'.
         """
         letter = self._letter
         ids = [letter]
@@ -81,15 +81,15 @@ class Detokenization:
         return ids, "".join(map(self.text, ids))
 
     def missing(self, size: int) -> int | None:
-        """Return the first id with a text that an engine with `size` ids lacks, or None."""
+        """Return the first id that has a text and that an engine with `size` ids lacks, or None."""
         return next((token for token in range(size, self.size) if self.text(token)), None)
 
 
 async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
     """Compare all ids with the engine's; return the result as the end of a sentence.
 
-    An example is "; all 49,152 ids stand for the same". If the engine does not detokenize, declines
-    or needs longer than `COMPARE_SECONDS`, the text says so, and how many ids were compared. Raises
+    An example is "; all 49,152 ids stand for the same". If not all can be compared in
+    `COMPARE_SECONDS`, the text says why, and how many were. Sets `engine.watched`. Raises
     `VocabularyMismatch`, or a `CloudError` if the engine cannot be reached.
     """
     texts = detokenization_of(tokenizer)
@@ -169,9 +169,9 @@ async def _require_end(engine: Engine, texts: Detokenization) -> None:
 def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:
     """Return where `said`, an engine's text, differs from the expected `own`; None if they agree.
 
-    The result is an excerpt of each. Some differences do not count: the number of U+FFFD that stand
-    for an incomplete character; blanks that some engines drop before punctuation; with `control`
-    all blanks, since some engines add them around control tokens.
+    The result is an excerpt of `said` and one of `own`. Some differences do not count: the number
+    of U+FFFD that stand for an incomplete character; blanks that some engines drop before
+    punctuation; with `control` all blanks, since some engines add them around control tokens.
     """
     one, other = _shown(said, control=control), _shown(own, control=control)
     if one in (other, _tidied(other)):

@@ -103,9 +103,10 @@ class Endpoint:
     ) -> bytes:
         """Send a request and return the reply's body. Raises a `CloudError`.
 
-        If an overloaded server names a delay, and the deadline of `client` is later, a request with
-        a body is sent once more after the delay. `billable` says whether the provider bills the
-        request; only then `client.sent.requests` counts it.
+        A request with a body has the headers of `client` and is counted in `client.sent`, under
+        `requests` only if `billable` (the provider bills it). If an overloaded server names a
+        delay, and the deadline of `client` is later, such a request is sent once more after the
+        delay.
         """
         if request.body is None:
             return await self._twice(_Sending("GET", request))
@@ -236,7 +237,7 @@ class HttpEngine(Endpoint, Engine):
             return self.server.scored(reply, ids[-count:])
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """Send a consult (a request to the cloud model) and return the reply's body."""
+        """Send `request`, a consult of `client`; return the reply's body. Raises a `CloudError`."""
         return await self.send(request, client)
 
     async def _wanted(self, ids: Sequence[int], n: int, client: Client = NOBODY) -> Wanted:
@@ -263,7 +264,7 @@ class HttpEngine(Endpoint, Engine):
             return self.server.detokenized(reply)
 
     async def named(self) -> str | None:
-        """Return the model's name for tokenize and detokenize requests; if None, they have none."""
+        """Return the model that tokenize and detokenize requests name; None if they name none."""
         return await self.model_name()
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
@@ -286,7 +287,7 @@ class HttpEngine(Endpoint, Engine):
         return text and not number
 
     async def model_name(self) -> str | None:
-        """Return the served model's name; None if the engine does not report it."""
+        """Return the model's name, requested unless known; None if the engine reports none."""
         if self.described.model is None:
             self.described = await self.describe()
         return self.described.model
@@ -296,8 +297,7 @@ class HttpEngine(Endpoint, Engine):
 
         Raises `CloudRejected` if the named model is not served, or is a LoRA adapter and the engine
         would answer with its base model instead. Raises a `CloudError` if the engine cannot be
-        reached or lists no model; also where models cannot be listed, if one is named here or
-        requests have to name one.
+        reached, lists no model, or cannot list models although one is named here or has to be.
         """
         try:
             served = await served_model(self)
@@ -363,10 +363,7 @@ async def served_models(endpoint: Endpoint) -> list[ListedModel]:
 
 
 async def served_model(endpoint: Endpoint) -> ListedModel:
-    """Return the listed model that `endpoint.model` names, or the first if that is None.
-
-    Raises a `CloudError`.
-    """
+    """Return the listed model `endpoint.model`, or if it is None the first. Raises `CloudError`."""
     models = await served_models(endpoint)
     model = model_named(models, endpoint.model)
     if model is None:
@@ -424,7 +421,8 @@ def not_now(
 ) -> CloudError | None:
     """Return the error for a redirect, a refused key or a server that is not ready, by HTTP status.
 
-    None for any other status. `later` is the number of seconds in the `Retry-After` header.
+    None for any other status. `later`, the seconds in the header `Retry-After`, becomes the error's
+    `retry_after` for the statuses 429 and 503.
     """
     request_id = bounded(request_id)
     if 300 <= status < 400:

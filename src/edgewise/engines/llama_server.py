@@ -31,10 +31,7 @@ _UNKNOWN = ""
 
 
 class Place(NamedTuple):
-    """The number of the slot for a request, and whether the request may reuse its KV cache.
-
-    `reuse` is False if the slot may hold the prompt of another tenant.
-    """
+    """The number of a request's slot; `reuse` is False if it may hold another tenant's prompt."""
 
     slot: int
     reuse: bool
@@ -74,7 +71,11 @@ class SlotTable:
 
     @asynccontextmanager
     async def place(self, session: str, tenant: str) -> AsyncGenerator[Place]:
-        """Wait for a slot, and hold it while the block sends a request and reads the reply."""
+        """Wait for a slot, and hold it while the block sends one request and reads the reply.
+
+        It is the session's own slot if free, else the one idle for longest. Unless `Place.reuse`,
+        the block must not reuse its KV cache. The block must raise if it does not get the reply.
+        """
         async with self._free:
             slot = self._chosen(session, tenant)
             others = self._others_pending(slot, tenant)

@@ -100,7 +100,7 @@ class TextEngine(Endpoint):
         self._rendered: dict[tuple[object, ...], str] = {}
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
-        """Return how the API continues the answer of a request. Raises a `CloudError`."""
+        """Return how the API continues `request.answer`, with token counts; raises `CloudError`."""
         how, text = self._drawn(request), request.answer
         if text and self.server.reads:
             raise CloudRejected(f"{self.url!r} continues no answer that was begun.")

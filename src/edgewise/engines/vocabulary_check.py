@@ -41,20 +41,19 @@ class VocabularyCheck:
         self._last: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Check now, or wait for the check under way.
+        """Check the engine now, or wait for the check under way; then `passed` is True.
 
-        Raises a `CloudError`, or the `UsageError` by which `accept` (see `__init__`) refuses the
-        engine.
+        Raises a `CloudError`, or `accept`'s `UsageError` (see `__init__`) if the engine is refused.
         """
         await _finished(self._start())
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:
-        """Return the result of `Engine.consult`, unless the engine has changed.
+        """Return up to `n` tokens after `ids` or, with `verify`, verdicts on the last `verify` ids.
 
-        A repeated check runs beside the consult, so that nobody waits longer for a token; if the
-        check fails, the completion is dropped. An engine whose last check failed is sent no ids
+        After a reconnection the engine is checked beside the consult, so that nobody waits longer
+        for a token; if the check fails, the completion is dropped. Unless `passed`, no ids are sent
         before a check succeeds. Raises a `CloudError`; `OtherVocabulary` if the ids do not mean the
         same any more.
         """

@@ -111,7 +111,7 @@ class Gateway:
     async def drain(self) -> None:
         """Refuse new sessions, and disconnect each device once its consults in flight have ended.
 
-        It waits for at most `DRAIN_SECONDS`.
+        Returns when all are disconnected, at the latest after `DRAIN_SECONDS`.
         """
         self.draining = True
         try:

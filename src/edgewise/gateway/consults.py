@@ -40,7 +40,7 @@ class SessionPrefix(NamedTuple):
     take_fresh: Callable[[], int]
 
     def client(self, request_id: str = "") -> Client:
-        """Return the `Client` that tells the engine whose request it is, and for which session.
+        """Return the `Client` of a request: session and tenant, by which an engine chooses caches.
 
         `request_id` names the request in the engine's log.
         """
@@ -63,8 +63,8 @@ class KeyedConsults:
     async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
         """Run the consult that `frame` asks for, after `prefix`; return the frame to send back.
 
-        Any error, a missed deadline or a limit of the key becomes a `Failed` frame. Only the
-        cancellation of the calling task raises.
+        The key is charged for ids sent or computed, and tokens written. An error, a missed deadline
+        or a limit of the key becomes a `Failed` frame; only the caller's cancellation raises.
         """
         key, name, wait = prefix.key, request_id(prefix.session.name, frame.ask), None
         noted = log.bind(request_id=name)
@@ -139,7 +139,7 @@ class KeyedConsults:
     async def prefetch(self, prefix: SessionPrefix) -> None:
         """Let the engine prefill its KV cache with `prefix`, if the key's limits allow a consult.
 
-        Errors are only logged and counted.
+        The key is charged for the ids that the device sent. Errors are only logged and counted.
         """
         ended = "superseded"
         try:
@@ -164,9 +164,8 @@ def failed(
 ) -> Failed:
     """Return the frame that reports a failed consult.
 
-    `reason` is a `Fault`, such as "timeout". The device may try again after `wait` seconds; more
-    than 49 days are sent as 49. `request_id` names the request in the engine's log, else in the
-    gateway's.
+    `reason` is a `Fault`, such as "timeout". The device may try again after `wait` seconds, at most
+    49 days. `request_id` names the request in the engine's log, else in the gateway's.
     """
     later = None if wait is None else min(int(1000 * wait) + 1, (1 << 32) - 1)
     return Failed(frame.ask, reason, message, later, request_id)

@@ -135,7 +135,7 @@ class Replica:
         self._concurrency = concurrency
 
     async def check_health(self) -> BaseException | None:
-        """Check that the engine is ready and still has the accepted vocabulary; log any change.
+        """Check that the engine is ready with the accepted vocabulary; set `up` and log any change.
 
         Returns the exception that the check raised, even a cancellation; None if all is well.
         """
@@ -177,7 +177,7 @@ class Replica:
     async def turn(self, queue: int) -> AsyncGenerator[None]:
         """Wait for one of the engine's `concurrency` places; hold it while the block runs.
 
-        Raises `OverLimit` if `queue` consults wait already.
+        Raises `OverLimit` if `queue` consults wait already; with 0, if all places are taken.
         """
         if self.consults - self._concurrency >= queue:
             message = "Too many consults; try again later."
@@ -229,7 +229,7 @@ class Fleet:
         self._watches = [asyncio.create_task(replica.watch()) for replica in self.replicas]
 
     def warn_of_shared_caches(self) -> None:
-        """Log a warning for each engine that cannot keep the prefix caches of keys apart."""
+        """Log a warning for each ready engine that cannot keep the prefix caches of keys apart."""
         for replica in self._healthy:
             if not replica.engine.salted:
                 log.warning("caches are shared", engine=replica.engine.url, why=SHARED)
@@ -288,9 +288,9 @@ class Fleet:
     async def detokenize(self, ids: Sequence[int]) -> str | None:
         """Return the text of `ids`; None if an engine does not detokenize.
 
-        All engines must agree on the text. The fleet remembers it, and requires the same of an
+        All ready engines must agree on the text. The fleet remembers it, and requires it of an
         engine that comes up later. Raises `OtherVocabulary` if two engines differ, another
-        `CloudError` if one fails.
+        `CloudError` if one fails or none is ready.
         """
         if (known := self._texts.get(tuple(ids))) is not None:
             return known

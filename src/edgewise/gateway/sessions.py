@@ -56,9 +56,9 @@ class Sessions:
         return sum(session.key == key for session in self._attached.values())
 
     def open(self, name: str, key: str) -> Session | None:
-        """Resume the disconnected session `name` if it belongs to the same key, else begin one.
+        """Resume the disconnected session `name` if its key is named `key`; else begin a new one.
 
-        Returns None if there is no room for a new session.
+        Returns None if there is no room. When the device is gone, call `leave` or `forget`.
         """
         session = self._left.get(name)
         if session is not None and session.key == key and not self._is_idle(session):
@@ -77,8 +77,9 @@ class Sessions:
     ) -> Ledger | None:
         """Replace the session's ids from index `position` on by `ids`; return a copy of them all.
 
-        Returns None if ids before `position` are missing, or if `check` is not the checksum of all
-        ids (see `Ledger`). Then the session's ids are dropped; the device must send them from 0.
+        Other sessions may be dropped or emptied to stay within `most_ids`. Returns None if ids
+        before `position` are missing, or if `check` is not the checksum of all ids (see `Ledger`).
+        Then this session's ids are dropped; the device must send them from 0.
         """
         ledger, before = session.ledger, len(session.ledger)
         held = ledger.put(position, ids) and ledger.checksum == check

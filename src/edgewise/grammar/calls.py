@@ -68,7 +68,7 @@ class CallReader:
         return self._calls > 0 and self._place == self._behind
 
     def feed(self, text: str) -> list[Part]:
-        """Read the next piece of the answer; return the parts that are certain by now."""
+        """Read the next piece of the answer; return the further parts that are certain by now."""
         self._text += text
         parts: list[Part] = []
         while self._text:
@@ -79,7 +79,7 @@ class CallReader:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return, at the answer's end, text held back because a call could have begun in it."""
+        """Return text held back because a call could begin in it: a list of one `Said`, or []."""
         left, self._text = self._text, ""
         return [Said(left)] if left and self._place in (self._outside, self._beginning) else []
 
@@ -167,7 +167,7 @@ def call_reader(tokenizer: Tokenizer, format: ResponseFormat | None) -> CallRead
 
 
 def collected(reader: CallReader, answer: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the text and the tool calls of a whole answer.
+    """Return the text and the tool calls of a whole `answer`, read by a new `reader`.
 
     The arguments of the last call are incomplete if the answer was cut off.
     """

@@ -91,8 +91,8 @@ class Constraint:
     def fitting(self, ids: Sequence[int], more: Sequence[int], *, ends: bool = False) -> int:
         """Return how many ids of `more`, from the first on, the grammar allows after `ids`.
 
-        With `ends` the last id of `more` ends the answer, even if it is no end token of this
-        vocabulary. Raises as `allowed`.
+        With `ends` the last id of `more` ends the answer, even if it is no end token here; it fits
+        only where the grammar may end. Raises `UsageError` as `allowed` does.
         """
         self._follow(ids, ())
         last = len(more) - 1
@@ -193,8 +193,7 @@ def compiled(
 
     `shown` and `unheld` are those of `Grammar`; keywords that llguidance ignores are added to
     `unheld`. `rules` maps names of rules to what an error message calls them. Raises `UsageError`
-    for a grammar that is invalid, too large or too slow to compile, or if llguidance is not
-    installed.
+    if llguidance is missing, or the grammar is invalid, too large or too slow to compile.
     """
     library, vocabulary = _library(), _vocabulary(tokenizer)
     limits = library.LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)

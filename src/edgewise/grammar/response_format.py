@@ -50,11 +50,11 @@ def response_format_from(
 ) -> ResponseFormat | None:
     """Return the response format of a request; None for plain text.
 
-    With `json_schema` the answer is JSON that this schema allows. `tools` may be dicts with the
-    fields of `Tool`. `tool_choice` is "auto", "none", "required" or the name of the one tool to
-    call. `only` also names that tool, even one that is called "auto" or the like. The answer may
-    have several calls if `parallel_tool_calls`. Raises `UsageError` for invalid or too many tools,
-    and for a choice that is not among them.
+    With `json_schema` the answer is JSON that it allows or, with `tools` too, tool calls. `tools`
+    may be dicts with the fields of `Tool`. `tool_choice` is "auto", "none", "required" or the name
+    of the one tool to call. `only` names that tool instead, even one that is called "auto" or the
+    like. The answer may have several calls if `parallel_tool_calls`. Raises `UsageError` for
+    invalid or too many tools, and for a choice that is not among them.
     """
     if json_schema is None and not tools:
         return None

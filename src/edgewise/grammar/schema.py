@@ -92,11 +92,11 @@ class SchemaBudget:
 def schema_text(
     schema: Mapping[str, object] | None, what: str, left: SchemaBudget, *, lenient: bool = False
 ) -> str:
-    """Return the JSON text of a schema for a grammar, and take its work from the budget `left`.
+    """Return a schema's JSON text for a grammar (None: of any JSON), and take its work from `left`.
 
-    With `lenient`, keywords that the grammar does not support are ignored instead of refused.
-    Raises `UsageError` for a schema that is not JSON, is nested too deeply or is too much work; the
-    error calls the schema `what`.
+    Where possible, the text forbids keys that `properties` does not name. With `lenient`, keywords
+    that no grammar supports are ignored, not refused. Raises `UsageError` for a schema that is not
+    JSON, is nested too deeply or is too much work; the error calls the schema `what`.
     """
     require_shallow(schema, what)
     found = dict(schema or {})

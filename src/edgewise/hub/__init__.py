@@ -33,7 +33,7 @@ def is_plain(name: str) -> bool:
 
 
 def short(name: str) -> str:
-    """Return the name, cut to at most 300 characters for an error message."""
+    """Return the name for an error message; after 300 characters it is cut and ends in "..."."""
     return name if len(name) <= _SHOWN else f"{name[:_SHOWN]}..."
 
 

@@ -96,7 +96,7 @@ class Repository:
             self.names, self.online = _cached(address, kind, problem), False
 
     def file(self, name: str, *, largest: int = _LARGEST_FILE) -> Path:
-        """Return the path of a file in the cache, after downloading it if need be.
+        """Return the path of the file `name` in the cache, after downloading it if need be.
 
         Raises `AddressError`, also for a download of more than `largest` bytes.
         """

@@ -47,7 +47,7 @@ class DiskModel(NamedTuple):
 
 
 def disk_models() -> list[DiskModel]:
-    """Return the GGUF models that Ollama, LM Studio and llama.cpp keep, by program and address.
+    """Return the GGUF models of Ollama, LM Studio and llama.cpp, sorted by program and address.
 
     Ollama's models with an adapter or several files are left out.
     """
