@@ -53,9 +53,9 @@ class Promise(msgspec.Struct, frozen=True):
 def sequence(edge: EdgeModel, router: Router) -> list[float]:
     """Return the thresholds to test, ascending, at most 40.
 
-    The edge answers fixed built-in prompts alone, and the router scores each token. 16 thresholds
-    are those that the fractions `SHARES` of these scores reach; 24 more are evenly spaced, in
-    log-odds, between the lowest and the highest. None depends on the calibration prompts.
+    The edge answers built-in prompts alone, and the router scores each token. For each of the
+    fractions in `SHARES` one threshold is chosen that this fraction of the scores reaches; 24 more
+    are evenly spaced, in log-odds, between the lowest and the highest of these 16.
     """
     scores = own_scores(edge, router)
     by_share = np.quantile(scores, [1 - s for s in SHARES]) if scores else 1 - np.array(SHARES)
@@ -66,9 +66,10 @@ def sequence(edge: EdgeModel, router: Router) -> list[float]:
 
 
 def fewest(keep: float) -> int:
-    """Return how many answers, all of them right, show that the fraction `keep` is right.
+    """Return the least number of prompts that can show that enough of all answers are right.
 
-    They show with 95% confidence that at least this fraction of all answers is right.
+    Enough is the fraction `keep` (0 to 1). If the answers to so many prompts are all right, this is
+    shown with 95% confidence; with fewer prompts it cannot be.
     """
     return math.ceil(math.log(1 - CONFIDENCE) / math.log(keep))
 
@@ -95,9 +96,9 @@ def keeping(
 ) -> Promise:
     """Test the `thresholds` in order up to the first that fails; return the last that passes.
 
-    A threshold fails if its answers do not show, with 95% confidence, that the fraction `keep` of
-    answers is right. `answers` returns the graded answers to the calibration prompts at a
-    threshold. Raises `UsageError` if the first threshold fails.
+    A threshold fails if its answers do not show, with 95% confidence, that at least the fraction
+    `keep` of all answers is right. `answers(threshold)` returns the graded answers to the
+    calibration prompts. Raises `UsageError` if the first threshold fails.
     """
     found: Promise | None = None
     for threshold in thresholds:

@@ -130,10 +130,10 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def rows(found: Outcomes, main: Cell | None = None) -> list[Row]:
-    """Return a row of figures for every system in `found`.
+    """Return a row of figures for every system in `found`, in its order.
 
-    `found` must contain the outcomes of edge alone and cloud alone. With `main` the figures also
-    have the difference to that system.
+    `found` must contain the outcomes of edge alone and cloud alone. With `main`, a key of `found`,
+    the figures also have the difference in accuracy to that system.
     """
     judged = list(dict.fromkeys(one.family for one in found[EDGE] if not one.to_read))
     return [
@@ -314,7 +314,7 @@ def _compared(edge: Figures, pair: Figures, cloud: Figures) -> Compared:
 def as_csv(table: Sequence[Row]) -> str:
     """Return the figures as CSV text, with a line for each system and family.
 
-    The family `all` stands for all questions. Each interval has two columns, `_low` and `_high`.
+    The family `all` is all questions. Intervals have columns `_low` and `_high`; None is empty.
     """
     text = io.StringIO()
     fields = [name for name in Figures.__struct_fields__ if name != "timing"]

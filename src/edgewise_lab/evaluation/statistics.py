@@ -1,4 +1,4 @@
-"""95 % intervals by paired bootstrap: questions are resampled 10,000 times."""
+"""95 % intervals (low, high) by paired bootstrap: `seed` draws 10,000 resamples of questions."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -46,9 +46,8 @@ def gap_recovered(
     """Return (pair - edge) / (cloud - edge), of accuracies, and its 95 % interval.
 
     The arguments are grades of the answers to the same questions. None if the cloud is not better
-    than the edge: there is no gap to recover. A resample without a gap could have any value, so it
-    counts both as below the low end and as above the high end. If more than 2.5 % of the resamples
-    have none, an end is infinite.
+    than the edge: there is no gap to recover. Resamples without a gap widen the interval on both
+    sides. If they are more than 2.5 % of all, both its ends are infinite.
     """
     answers = [edge, pair, cloud]
     found = _recovered(np.mean(answers, axis=1))

@@ -20,8 +20,8 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 def lock_folder(folder: Path, manifest: Mapping[str, object]) -> None:
     """Create `folder` with its manifest, or check that it already has an equal one.
 
-    `manifest` describes what the results in the folder depend on: models, task, settings. Raises
-    `UsageError` if the folder has a different manifest or cannot be written.
+    `manifest` describes what the results in the folder depend on: models, task, settings. Other
+    processes are not kept out. Raises `UsageError` for a different manifest or a failed write.
     """
     described = msgspec.json.format(msgspec.json.encode(manifest))
     path = folder / MANIFEST
@@ -66,7 +66,7 @@ def read(path: Path, kind: type[Kind]) -> list[Kind]:
 
 
 def append(path: Path, line: msgspec.Struct) -> None:
-    """Append one record to a JSON Lines file."""
+    """Append one record to a JSON Lines file, which is created if need be (its folder is not)."""
     with path.open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
 
@@ -134,27 +134,27 @@ class Store(Generic[Kept]):
                 self._thresholds[line.key] = line.threshold
 
     def add(self, cell: Cell, outcome: Kept, router: str = "") -> None:
-        """Store the outcome of one question."""
+        """Store the outcome of one question, under `cell` and the digest `router` of its router."""
         line = _Line(_Key(cell, router), outcome)
         self._append(OUTCOMES, line)
         self._keep(line)
 
     def get(self, cell: Cell, question: Question, router: str = "") -> Kept | None:
-        """Return the stored outcome of a question, or None."""
+        """Return the question's outcome stored under `cell` and the digest `router`, or None."""
         return self._outcomes.get(_Key(cell, router), {}).get(question.id)
 
     def last(self, cell: Cell, router: str = "") -> Kept | None:
-        """Return the outcome that was added last for the cell, or None."""
+        """Return the outcome added last under `cell` and the digest `router`, or None."""
         return next(reversed(self._outcomes.get(_Key(cell, router), {}).values()), None)
 
     def set_threshold(self, cell: Cell, threshold: float, router: str = "") -> None:
-        """Store the threshold of a cell."""
+        """Store (or replace) the threshold of `cell` for the router with the digest `router`."""
         line = _Threshold(_Key(cell, router), threshold)
         self._append(THRESHOLDS, line)
         self._thresholds[line.key] = threshold
 
     def threshold(self, cell: Cell, router: str = "") -> float | None:
-        """Return the stored threshold of a cell, or None."""
+        """Return the threshold stored for `cell` and the router's digest `router`, or None."""
         return self._thresholds.get(_Key(cell, router))
 
     def _keep(self, line: _Line[Kept]) -> None:
@@ -179,8 +179,9 @@ def run(
     """Answer all questions with one system and return the outcomes in the questions' order.
 
     `answer` is called, by `workers` threads, for the questions that have no outcome in `store`
-    under the key `cell` and the digest `router`. Each new outcome is passed to `settle`, one at a
-    time, and what that returns is stored. `done` is called for each question, stored ones included.
+    under the key `cell` and the digest `router`. `settle` gets each new outcome, one at a time, and
+    what it returns is stored. `done` is called for each question, stored ones included. An error of
+    `answer` is raised; what was stored before it stays.
     """
     missing = [one for one in questions if store.get(cell, one, router) is None]
     for _ in range(len(questions) - len(missing)):

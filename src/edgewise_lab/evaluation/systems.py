@@ -90,7 +90,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graded(question: Question, outcome: Outcome) -> Outcome:
-    """Return the outcome with its text graded again."""
+    """Return the outcome with its text graded again: `right`, `strict` and `to_read` are new."""
     return msgspec.structs.replace(outcome, **_verdict(question, outcome.text))
 
 
@@ -130,7 +130,7 @@ class System(Protocol):
     """A way to answer questions, such as the edge alone, the cloud alone or a pair."""
 
     def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
-        """Answer greedily; `saw` gets the text as it arrives.
+        """Return the graded greedy answer; `saw` gets each piece of its text as it arrives.
 
         Raises a `CloudError` if the cloud model fails: going on with the edge alone would mix two
         systems in one figure.
@@ -184,9 +184,9 @@ class Decoded:
         self._max_tokens = max_tokens
 
     def stream(self, question: Question, *, budget: Budget | None = None) -> Generation:
-        """Return the answer as a stream of events.
+        """Return the answer as a stream of events; use it in a `with` statement.
 
-        `budget` says how many tokens the cloud may write (None: an answer's usual budget).
+        `budget` says how many tokens the cloud may write (None: a new `Budget()`).
         """
         edge = self.decoder.edge
         prompt = question_prompt(edge.tokenizer, question)
@@ -196,7 +196,7 @@ class Decoded:
         return self.decoder.stream(prompt, max_tokens=longest, budget=budget)
 
     def ask(self, question: Question, saw: Saw = unseen) -> Answer:
-        """Return the answer with its tokens; `saw` gets the text as it arrives."""
+        """Return the answer with its tokens; `saw` gets each piece of its text as it arrives."""
         with asking(question), self.stream(question) as events:
             return collect(_watched(events, saw))
 
@@ -243,7 +243,7 @@ class AsServed:
 
 
 def edge_alone(edge: EdgeModel, max_tokens: int, router: Router | None = None) -> Decoded:
-    """Return the edge alone as a system; `router` (default: max-prob) scores its uncertainty."""
+    """Return the edge alone as a system; `router` (None: `MaxProb`) gives `Outcome.uncertainty`."""
     policy = Policy(cloud_share=0.0)
     return Decoded(Decoder(edge, router=router or MaxProb(), policy=policy), max_tokens)
 
@@ -258,12 +258,11 @@ def paired(
     speculate: int = 0,
     max_cloud_tokens: int | None = None,
 ) -> Decoder:
-    """Return a decoder of edge and cloud model with a fixed threshold.
+    """Return a decoder that asks the cloud for each token whose score reaches `threshold`.
 
-    `deadline` is in seconds a consult (a request to the cloud model), `speculate` the number of
-    draft tokens while one is under way, `max_cloud_tokens` the limit of cloud tokens in one answer.
-    A cloud that fails raises a `CloudError`, since going on with the edge alone would mix two
-    systems in one figure.
+    A request to it may take `deadline` seconds (None: see `Policy`), while the edge drafts up to
+    `speculate` tokens. `max_cloud_tokens` limits the cloud's tokens in one answer (None: no limit).
+    A cloud that fails raises a `CloudError`: the edge alone would mix two systems in one figure.
     """
     policy = Policy(
         threshold=threshold,
@@ -370,7 +369,7 @@ def cloud_share(found: Sequence[Outcome]) -> float:
 
 
 def changed_share(found: Sequence[Outcome]) -> float | None:
-    """Return how many edge tokens the cloud changed per request to it; None without requests."""
+    """Return how many edge tokens the cloud changed per answered request; None without any."""
     consults = sum(o.consults for o in found)
     return sum(o.changed for o in found) / consults if consults else None
 
@@ -387,7 +386,7 @@ class CommitPoint:
         self._edge, self._cloud, self._max_tokens = edge, cloud, max_tokens
 
     def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
-        """Answer with at most one request to the cloud."""
+        """Answer with at most one cloud token; `saw` gets each piece of the answer's text."""
         place = AtPosition(commit_position(self._edge, question, self._max_tokens))
         decoder = paired(self._edge, place, 1.0, self._cloud, max_cloud_tokens=1)
         return Decoded(decoder, self._max_tokens).answer(question, saw)

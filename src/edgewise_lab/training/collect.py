@@ -266,9 +266,9 @@ def read_by_cloud(
 ) -> list[Sample]:
     """Return the samples with `cloud` set: the ids that the cloud model would have written.
 
-    A model in this process reads each text once, and `meter` counts its tokens; any other cloud
-    gets a request for one token at each position. Samples that `folder` holds are not read again.
-    Raises a `CloudError` where the cloud fails.
+    A model in this process reads each text once, and `meter` counts the tokens. Any other cloud
+    gets a request for one token at each position; to count these, wrap it by `meter.counted`.
+    Samples in `folder` are not read again; new ones are added. Raises a `CloudError` on failure.
     """
     path = folder / OWN_READ
     known = {sample.question: sample for sample in read(path, Sample)}

@@ -84,8 +84,8 @@ def _part(columns: Columns, signal: Signal, top_k: int, reference: Reference) ->
 def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:
     """Return bool[n], true for the rows that are held out to check a fit on.
 
-    A `fraction` of the texts is held out, each as a whole, since one text's rows are alike. Raises
-    `UsageError` where no positive label is left to learn from.
+    A `fraction` of the texts, drawn by `seed`, is held out, each as a whole: one text's rows are
+    alike. Raises `UsageError` where no positive label is left to learn from.
     """
     texts = np.unique(data.groups)
     rng = np.random.default_rng(seed)
@@ -119,7 +119,7 @@ class Recipe(msgspec.Struct, frozen=True):
     objective: Objective = "cross-entropy"
 
     def batch_of(self, rows: int) -> int:
-        """Return the batch size: at most `batch`, and small enough for 16 updates in an epoch."""
+        """Return the batch size for `rows` rows: at most `batch`, small enough for 16 updates."""
         return max(1, min(self.batch, rows // UPDATES))
 
 
@@ -197,11 +197,10 @@ def _problem(found: Fitted) -> str | None:
 def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> Fitted:
     """Fit the perceptron; return its weights after the epoch with the least held-out loss.
 
-    The loss is the cross-entropy with the labels. A recipe for balanced classes weighs
+    The loss is the cross-entropy with the labels. The objective "balanced-cross-entropy" weighs
     positive labels by negatives / positives, as does R2R's code (arXiv 2505.21600). The network
-    starts as a constant score, the mean label, so that no update is spent on finding that. `done`
-    is called after each epoch. Raises `UsageError` without torch, with too few texts, or where the
-    loss diverges.
+    starts as a constant score, the mean label. `done` is called after each epoch. Raises
+    `UsageError` without torch, with too few texts, or where the loss diverges.
     """
     torch = import_torch()
     torch.manual_seed(recipe.seed)

@@ -178,7 +178,7 @@ class Training:
         return Spending(tokens, answer.timing.total * n * len(SHARES) * TRIED)
 
     def collect(self) -> None:
-        """Collect the texts to label, and the routers' inputs at every token of them.
+        """Collect and store the texts to label, and the routers' inputs at every token of them.
 
         The texts are answers of the cloud model or of the edge model, as `Label.text` says.
         """
@@ -186,10 +186,7 @@ class Training:
         self._reference(columns)
 
     def label(self) -> None:
-        """Compute the label's values for the collected texts.
-
-        Raises `UsageError` if no texts were collected.
-        """
+        """Compute and store the label's values; raises `UsageError` if no texts were collected."""
         self._require_collected()
         samples, columns = self._collected()
         with ExitStack() as stack:
@@ -424,8 +421,8 @@ def kind_recorded(name: str, folder: Path) -> str:
 def reference_of(values: Floats) -> Reference:
     """Return `QUANTILES` (65) evenly spaced quantiles of each column of float32[n, m] values.
 
-    They have six digits; the router's card keeps them. The input `ranks` says where among them a
-    value lies, from 0 to 1.
+    They have six digits; the router's card keeps them. The router's input `ranks` says where among
+    them a value lies, from 0 to 1.
     """
     quantiles = np.quantile(values, np.linspace(0.0, 1.0, QUANTILES), axis=0)
     return tuple(tuple(float(f"{x:.6g}") for x in column) for column in quantiles.T)

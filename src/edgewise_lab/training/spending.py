@@ -58,11 +58,11 @@ class SpendingMeter:
 
     @property
     def spent(self) -> Spending:
-        """Spending so far."""
+        """The tokens counted so far, and the seconds since this meter was created."""
         return Spending(self.tokens, time.monotonic() - self._begun)
 
     def counted(self, cloud: CloudModel) -> CloudModel:
-        """Return `cloud`, wrapped so that this meter counts each request that it answers."""
+        """Return a wrapper of `cloud` whose answered requests are counted here, in tokens."""
         return WrappedCloud(cloud, observed(self._completed))
 
     def _completed(self, prompt: int, reply: Completion) -> None:

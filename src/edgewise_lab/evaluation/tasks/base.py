@@ -164,7 +164,7 @@ TRAINED_ON, MAX_TRAINED_ON = "trained_on.txt", 64 << 20
 
 
 def digest(prompt: str) -> str:
-    """Return the first 16 hex digits of a text's SHA-256; `trained_on.txt` has the questions'."""
+    """Return the first 16 hex digits of a text's SHA-256, by which `trained_on.txt` lists it."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 

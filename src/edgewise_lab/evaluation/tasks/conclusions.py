@@ -101,7 +101,7 @@ def says_choice(text: str, choice: str, letter: str | None) -> bool:
 
 
 def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
-    """Return the choice that the reply's last conclusion names; None if it names none or several.
+    """Return which of `choices` the reply's last conclusion names; None if none or several.
 
     A conclusion is what follows "the answer is" or "Answer:", or precedes "is correct". In a reply
     without one, a line that is only a choice counts, or else the last bold, boxed or bracketed

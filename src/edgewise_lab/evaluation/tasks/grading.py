@@ -123,7 +123,7 @@ def _says_answer(question: Question, text: str) -> bool:
 
 
 def named_choice(question: Question, text: str) -> str | None:
-    """Return the choice (one of `question.choices`) that a reply concludes with, or None."""
+    """Return the text of the choice (not its letter) that a reply concludes with, or None."""
     assert question.choices is not None
     if not _is_chat(question):
         return extract_choice(text, question.choices)
@@ -135,7 +135,7 @@ def named_choice(question: Question, text: str) -> str | None:
 def named_number(question: Question, text: str) -> str | None:
     """Return the number that a reply concludes with, or None.
 
-    "2,000.0" becomes "2000"; "2.50" becomes "5/2" in the chat form and "2.5" in the paper's.
+    "2,000.0" becomes "2000". "2.50" becomes "5/2" if the prompt wants "Answer: X", else "2.5".
     """
     if not _is_chat(question):
         return _plain(extract_number(text))
@@ -287,6 +287,7 @@ def overlap(question: Question, one: str, other: str) -> float:
     """Return the Jaccard index (0 to 1) of the content words of two replies to a question.
 
     Words of the conversation are left out, unless that leaves one of the replies without a word.
+    Two replies without any content word give 1.
     """
     asked, first, second = map(content_words, (question.text, one, other))
     if first - asked and second - asked:
@@ -295,7 +296,10 @@ def overlap(question: Question, one: str, other: str) -> float:
 
 
 def agreeing(question: Question, reply: str) -> Question:
-    """Return the question with the cloud's `reply` as its right answer, unless one is known."""
+    """Return the question with an answer from the cloud's `reply`, unless it has one.
+
+    The answer is the choice or number that the reply concludes with, else its text (`words`).
+    """
     if question.known:
         return question
     if question.choices and (choice := named_choice(question, reply)):
@@ -306,6 +310,6 @@ def agreeing(question: Question, reply: str) -> Question:
 
 
 def agreeing_task(task: Task, replies: Mapping[str, str]) -> Task:
-    """Return the task with the cloud's replies, by question id, in place of unknown answers."""
+    """Return the task with `replies` (one for each question's id) in place of unknown answers."""
     questions = tuple(agreeing(question, replies[question.id]) for question in task.questions)
     return replace(task, questions=questions)

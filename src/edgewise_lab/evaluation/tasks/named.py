@@ -43,7 +43,7 @@ def open_task(
     """Open a task by its name in `TASKS`, or a JSON Lines file by its path.
 
     `data` is a local copy of the task's published file; `check` is how the answers of a JSON Lines
-    file are graded (default: `suited`); `use` is the split. Right answers may be unknown
+    file are graded (default: `suited`); `use` is a task's split. Right answers may be unknown
     (`Task.known`). Raises `UsageError` if there is no such task or file, or the options do not fit.
     """
     source = _source(name)
@@ -92,16 +92,16 @@ def with_calibration(
 ) -> tuple[Task, Task]:
     """Open a task; return its first `limit` questions, and `calibration` others for thresholds.
 
-    Without `limit` the first part has all questions; the default of `calibration` is 100, or 300 if
-    `use` is "train". `max_tokens`, if given, replaces the maximum length of an answer. With `known`
-    a question without a right answer, or whose reply a person must grade, raises `UsageError`, as
-    do options that do not fit.
+    `data`, `check` and `use` are as in `open_task`. None stands for all questions (`limit`), for
+    100, or 300 if `use` is "train" (`calibration`), and for the task's maximum length of an answer
+    (`max_tokens`). With `known` a question without a right answer, or whose reply a person must
+    grade, raises `UsageError`, as do options that do not fit.
 
     The calibration questions are the last ones of the file `calibration_data` that the first part
-    lacks. Without the file they come from the task's calibration split; else, if `use` is "test",
-    from the end of its train split, which training leaves out; else from the end of the task's own
-    questions, by default at most a fifth. The first part then lacks that end, unless `calibrated`
-    is False (no threshold is needed) and no `calibration` is given.
+    lacks. Without it they come from the task's calibration split; else, if `use` is "test", from
+    the end of its train split; else (always with `data`) from the end of the questions opened, by
+    default at most a fifth. The first part then lacks that end; but if `calibrated` is False (no
+    threshold is needed) and `calibration` None, it keeps them, and the parts may overlap.
     """
     counts = {"limit": limit, "calibration": calibration, "max_tokens": max_tokens}
     for setting, value in counts.items():

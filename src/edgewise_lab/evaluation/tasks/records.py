@@ -31,7 +31,7 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
-    """Yield line number and record, of type `kind`, of each line of a JSON Lines file.
+    """Yield line number (from 1) and record, of type `kind`, of each line of a JSON Lines file.
 
     Empty lines are skipped. Raises `UsageError` for an unreadable file or an invalid line.
     """
@@ -40,9 +40,9 @@ def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield number and bytes of each non-empty line of a file, which may be gzipped.
+    """Yield number (from 1) and bytes of each line of a file (`-`: stdin); it may be gzipped.
 
-    Raises `UsageError` if the file cannot be read or is larger than `MAX_FILE`.
+    Empty lines are skipped. Raises `UsageError` for a file unreadable or larger than `MAX_FILE`.
     """
     try:
         # What is no file, such as a pipe, has no size before it was read.

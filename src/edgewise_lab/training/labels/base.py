@@ -51,14 +51,14 @@ class Case(NamedTuple):
 
     @property
     def mismatches(self) -> list[int]:
-        """Positions in the text where the edge model would have written another token."""
+        """Indices into the text's ids where the edge model would have written another token."""
         ids = self.sample.ids
         return [at for at, token in enumerate(self.proposed) if token != ids[at]]
 
     def right(
         self, writer: Writer, branches: Sequence[tuple[int, int]]
     ) -> Generator[list[Rollout], list[Continuation], list[bool]]:
-        """Return for each of the `branches` whether its answer is right; see `Case.branches`."""
+        """Like `branches`, but return for each (position, token) whether its answer is right."""
         texts = yield from self.branches(writer, branches)
         return [is_right(self.question, text_of(self.tokenizer, ids)) for ids in texts]
 
@@ -161,7 +161,7 @@ def label_all(
 
 
 def kept_values(label: Label, folder: Path) -> Values:
-    """Return the values stored in `folder`, by question id; of a text labelled twice the later."""
+    """Return the label's values stored in `folder`, by question id; empty if there are none."""
     return {line.question: line.values for line in read(_path(label, folder), Labelled)}
 
 
