@@ -249,10 +249,9 @@ class Pair:
 
         Use `with` if it may be abandoned: until it ends it holds a slot, and half of the budget of
         cloud tokens. `pending` adds events for draft tokens, `candidates` the edge model's five
-        likeliest ids to each token. `policy` replaces the pair's for this answer, `sampling` the
-        sampling in `options`. `grammar` constrains the text; a JSON schema or tools in `options`
-        replace it. Tool calls appear as text in the events. Raises `UsageError` for invalid
-        arguments; iterating raises a `CloudError` if `on_cloud_error` is "raise".
+        likeliest ids to each token. `policy` replaces the pair's, `sampling` that in `options`.
+        `grammar` constrains the text; a schema or tools in `options` replace it. Tool calls appear
+        as text. Raises `UsageError`; iterating may raise a `CloudError` (`on_cloud_error`).
         """
         for name in options:
             if name not in AnswerOptions.__annotations__:
@@ -289,6 +288,7 @@ class Pair:
                 policy=policy,
                 pending=pending,
                 candidates=candidates,
+                follow=shared.follow,
                 at_end=lambda left: shared.settle(taken, left),
             )
         except BaseException:

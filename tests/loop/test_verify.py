@@ -1,6 +1,7 @@
 """The cloud reads along: what it lets stand is the edge's, what it corrects its own."""
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import hypothesis.strategies as st
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from edgewise.completion import Completion, Verified
-from edgewise.edge.base import EdgeAbilities, Rewinds
+from edgewise.edge.base import EdgeAbilities, Floats, Rewinds
 from edgewise.errors import CloudUnavailable
 from edgewise.events import Consult, Token
 from edgewise.grammar.compiled import Grammar
@@ -41,6 +42,19 @@ def verifying(
     large = late(ScriptedCloud(cloud, verifies=True), patience, failing=failing)
     small = ScriptedEdge(edge)
     return Decoder(small, router=Constant(0.0), policy=rules, cloud=large, breaker=NeverOpen())
+
+
+def doubting(script: Script) -> Script:
+    """A cloud that would write another token at a quarter of the places, here more, there less."""
+    draws = noise(4)
+
+    def says(ids: Sequence[int]) -> Floats:
+        logits, drawn = script(ids).copy(), draws(ids)
+        if drawn[0] > 2.0:
+            logits[int(drawn[1:200].argmax())] = logits.max() + abs(drawn[200])
+        return logits
+
+    return says
 
 
 def texts(edge: str, cloud: str, patience: Sequence[int] = (0,), **policy: Any) -> Decoder:
@@ -347,3 +361,24 @@ class TestTheShare:
             IDS, max_tokens=20, budget=Budget(bucket=-500.0)
         )
         assert answer.usage.cloud_tokens == 20
+
+    def test_answers_at_once_do_not_spend_it_one_by_one(self) -> None:
+        """What one spends lowers the ratio of those beside it: else nothing is left to read with.
+
+        With a full bucket sixteen answers begin exactly, and the cloud wants a quarter of the
+        tokens.
+        """
+        wants, shared = doubting(noise(3)), SharedBudget(64.0)
+        decoder = verifying(noise(3), wants, cloud_share=0.1)
+        taken = [shared.take() for _ in range(16)]
+        streams = [
+            decoder.stream([*IDS, n], max_tokens=100, budget=one, follow=shared.follow)
+            for n, one in enumerate(taken)
+        ]
+        written = 0
+        for turn in zip_longest(*streams):
+            written += sum(isinstance(event, Token) for event in turn)
+        for one, stream in zip(taken, streams, strict=True):
+            shared.settle(one, stream.budget)
+        assert written > 1000
+        assert decoder.policy.refuses(shared.take(), first=True) is None

@@ -84,19 +84,19 @@ class Decoder:
         candidates: bool = False,
         grammar: Grammar | None = None,
         policy: Policy | None = None,
+        follow: Callable[[Budget], Budget] = lambda budget: budget,
         at_end: Callable[[Budget], None] = lambda left: None,
     ) -> Generation:
         """Return a `Generation`, an iterator over the events of the answer to `prompt`.
 
         `prompt` are token ids, or a `Prompt` with the messages they were made from; one marked
-        local is sent to trusted clouds only. Without `max_tokens` the answer may fill the context,
-        without `sampling` it is greedy; it ends before any string of `stop`. `budget` says how much
-        the cloud may write: what the conversation's last answer left (`Generation.budget`), at its
-        start None. `pending` adds events about draft tokens (`Pending`, `RolledBack`), `candidates`
-        the edge's candidates to every `Token`. A `grammar` of the edge's vocabulary constrains the
-        answer. `policy` replaces the decoder's for this answer; `at_end` is called once, with the
-        budget left, when the answer is closed. Raises `UsageError` for bad input, and
-        `ContextOverflow` for a prompt that does not fit.
+        local is sent to trusted clouds only. By default the answer may fill the context and is
+        greedy; it ends before any string of `stop`. `budget` says how much the cloud may write:
+        what the last answer left (`Generation.budget`). `pending` adds events about draft tokens
+        (`Pending`, `RolledBack`), `candidates` the edge's candidates to every `Token`. `grammar`
+        constrains the answer, `policy` replaces the decoder's. Before each verdict on a token
+        `follow` may change the budget; `at_end` gets what is left of it, once, when the answer is
+        closed. Raises `UsageError` for bad input and `ContextOverflow`.
         """
         prompt = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         if not prompt.ids:
@@ -131,7 +131,7 @@ class Decoder:
             verify=bool(tiers) and self._can_verify(tiers[0], policy),
             passages=bool(tiers) and tiers[0].cloud.reads_passages,
         )
-        return self._generation(prompt, rules, tiers, budget or Budget(), at_end)
+        return self._generation(prompt, rules, tiers, budget or Budget(), follow, at_end)
 
     def _can_verify(self, nearest: Tier, policy: Policy) -> bool:
         """Whether the nearest cloud can verify within its own share and the limits on costs.
@@ -157,6 +157,7 @@ class Decoder:
         rules: Rules,
         tiers: Sequence[Tier],
         budget: Budget,
+        follow: Callable[[Budget], Budget],
         at_end: Callable[[Budget], None],
     ) -> Generation:
         """Open the sessions of an answer; the returned `Generation` closes them."""
@@ -200,6 +201,7 @@ class Decoder:
                 ),
                 costs=costs,
                 closing=stack.pop_all(),
+                follow=follow,
                 at_end=at_end,
             )
 

@@ -56,15 +56,18 @@ class Generation(Iterator[Event]):
         counts: AnswerCounts,
         costs: AnswerCosts | None,
         closing: ExitStack,
+        follow: Callable[[Budget], Budget],
         at_end: Callable[[Budget], None],
     ) -> None:
         """`ids` holds the prompt's ids; the answer, which begins at `state`, is appended to it.
 
         `closing` closes the sessions; after that `costs` is closed and `at_end` called, once.
+        `follow` is as in `Decoder.stream`.
         """
         self._ids, self._rules, self._state = ids, rules, state
         self._speculation, self._consults, self._counts = speculation, consults, counts
-        self._costs, self._closing, self._at_end = costs, closing, at_end
+        self._costs, self._closing = costs, closing
+        self._follow, self._at_end = follow, at_end
         self._events: deque[Event] = deque()
         # Tokens asked for, where, and the threshold in force there.
         self._awaited: tuple[int, EdgeStep | None, float | None] | None = None
@@ -187,6 +190,7 @@ class Generation(Iterator[Event]):
     def _judge(self, step: EdgeStep, by: Verified) -> None:
         """Write the edge's token if the cloud accepts it, else the cloud's own choice."""
         rules, state = self._rules, self._state
+        self._state = state = replace(state, budget=self._follow(state.budget))
         least = rules.policy.ratio_now(state.budget, first=not state.index)
         if rules.policy.stands(step.token, by, least):
             self._write(state, step, "verified", step, least, by.ratio)

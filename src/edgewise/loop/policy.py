@@ -59,12 +59,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     `bucket` is the level of the answer's token bucket: the tokens that the cloud may write now, or
     a debt if it is below 0. `reserve` counts the other tokens of the bucket that all answers share
-    (`SharedBudget`): the answer cannot spend them, but they move its threshold. `charged` counts
-    the tokens that count against the answer's cap, `Policy.max_cloud_tokens`.
+    (`SharedBudget`): the answer cannot spend them, but they move its threshold. `told` is the
+    level of `bucket` that the shared bucket last took note of, if there is one. `charged`
+    counts the tokens that count against the answer's cap, `Policy.max_cloud_tokens`.
     """
 
     bucket: float = INITIAL_BUCKET
     reserve: float = 0.0
+    told: float | None = None
     charged: int = 0
 
     def plus(self, tokens: float) -> "Budget":
@@ -294,12 +296,12 @@ class SharedBudget:
     An answer takes half of the bucket and returns what is left, so that simultaneous answers all
     have some. Over all answers the cloud writes or wastes at most share x output tokens +
     `initial`, the bucket's first level; only what the last answer wasted may come on top. `level`,
-    in tokens, includes what answers have taken and not yet returned.
+    in tokens, includes what answers have at hand, as far as they have told (`follow`).
     """
 
     def __init__(self, initial: float = INITIAL_BUCKET) -> None:
         self._free = self.level = initial
-        self._taken, self._lock = 0.0, threading.Lock()
+        self._running, self._lock = 0, threading.Lock()
 
     def take(self) -> Budget:
         """Take half of the bucket's tokens as an answer's budget; `settle` must give back the rest.
@@ -308,15 +310,29 @@ class SharedBudget:
         """
         with self._lock:
             taken = self._free / 2 if self._free > 0 else self._free
-            self._free, self._taken = self._free - taken, self._taken + taken
-            return Budget(bucket=taken, reserve=self.level - taken)
+            self._free, self._running = self._free - taken, self._running + 1
+            return Budget(bucket=taken, reserve=self.level - taken, told=taken)
 
     def settle(self, taken: Budget, left: Budget) -> None:
         """Give back what is `left` (`Generation.budget`) of a budget that was `taken`."""
         with self._lock:
-            self._free = min(self._free + left.bucket, MAX_BUCKET)
-            self._taken -= taken.bucket
-            self.level = self._free + self._taken
+            before = self._free
+            self._free = min(before + left.bucket, MAX_BUCKET)
+            told = taken.bucket if left.told is None else left.told
+            self._running -= 1
+            # Rounding of many tokens must not add up.
+            self.level = self.level + self._free - before - told if self._running else self._free
+
+    def follow(self, budget: Budget) -> Budget:
+        """Take note of a running answer's budget; return it with the `reserve` as it is by now.
+
+        Verification may overdraw the bucket. If simultaneous answers did not learn of that before
+        their ends, each would spend as if it were alone, and those after them could spend nothing.
+        """
+        with self._lock:
+            self.level += budget.bucket - (budget.told or 0.0)
+            reserve = self.level - budget.bucket
+        return replace(budget, reserve=reserve, told=budget.bucket)
 
 
 class Escalation:

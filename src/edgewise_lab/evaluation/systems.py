@@ -183,17 +183,24 @@ class Decoded:
         self.decoder = decoder
         self._max_tokens = max_tokens
 
-    def stream(self, question: Question, *, budget: Budget | None = None) -> Generation:
+    def stream(
+        self,
+        question: Question,
+        *,
+        budget: Budget | None = None,
+        follow: Callable[[Budget], Budget] = lambda budget: budget,
+    ) -> Generation:
         """Return the answer as a stream of events; use it in a `with` statement.
 
-        `budget` says how many tokens the cloud may write (None: a new `Budget()`).
+        `budget` says how many tokens the cloud may write (None: a new `Budget()`); `follow` is as
+        in `Decoder.stream`.
         """
         edge = self.decoder.edge
         prompt = question_prompt(edge.tokenizer, question)
         # Beyond the smaller context there would be no consult.
         contexts = contexts_of(edge, self.decoder.cloud)
         longest = max_answer_tokens(len(prompt.ids), self._max_tokens, *contexts)
-        return self.decoder.stream(prompt, max_tokens=longest, budget=budget)
+        return self.decoder.stream(prompt, max_tokens=longest, budget=budget, follow=follow)
 
     def ask(self, question: Question, saw: Saw = unseen) -> Answer:
         """Return the answer with its tokens; `saw` gets each piece of its text as it arrives."""
@@ -227,7 +234,8 @@ class AsServed:
     def answer(self, question: Question) -> Outcome:
         """Answer with a part of the shared budget; `settle` puts back what is left of that part."""
         taken = self._budgets.take()
-        with asking(question), self._asked.stream(question, budget=taken) as events:
+        follow = self._budgets.follow
+        with asking(question), self._asked.stream(question, budget=taken, follow=follow) as events:
             answer = collect(events)
             self._left[question.id] = taken, events.budget
         return outcome_of(question, answer)
