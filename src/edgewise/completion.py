@@ -34,8 +34,8 @@ class Outgoing:
     A prefetch sends ids ahead of a consult, so that the cloud reads them early. A session adds to
     the counts in whichever thread sends; for a model in this process nothing is sent. `requests`
     counts the messages that the provider bills, `repeats` those of them that were sent again after
-    a failure. `sequence` is prompt and answer so far, with its drafts, as token ids, even if fewer
-    are sent. `request_id` names the consult in servers' logs; None until it is chosen.
+    a failure. `sequence` holds the ids of prompt, answer and drafts, even if fewer are sent.
+    `request_id` names the consult in servers' logs; None until it is chosen.
     """
 
     def __init__(

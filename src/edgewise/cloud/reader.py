@@ -142,7 +142,8 @@ class ReaderSession(CloudSession):
     def ask(self, request: ConsultRequest) -> Future[Completion]:
         """Ask for a verdict on the request's last `verify` ids; return the completion's future.
 
-        The completion's `stand` counts the accepted ids; its `ids` replace the sentence after them.
+        The completion's `stand` counts the accepted ids; its `ids` replace the sentence that begins
+        there, and what follows that sentence is to be dropped.
         If the request has an `n`, they are a whole new answer instead, of at most `n` ids. The
         future fails with a `CloudError`. Raises `Blocked` if the context filter forbids sending.
         """

@@ -1,4 +1,7 @@
-"""The gateway: an ASGI application between devices and engines."""
+"""The gateway: an ASGI application that passes devices' consults on to a cloud model's engines.
+
+It checks keys and limits, and chooses among engines that serve the same model.
+"""
 
 import asyncio
 import contextlib

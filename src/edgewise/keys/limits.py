@@ -1,4 +1,5 @@
-"""Limits of API keys: consults (requests to the cloud model) and ids a second, tokens a day.
+"""Limits of API keys: a second's consults (requests to the cloud model) and token ids that engines
+read for them, and a day's tokens that the cloud writes.
 
 Rates are counted in this process (token buckets), a day's tokens in a `LimitStore` that several
 processes may share. Tokens are reserved before a consult, and those that were not written are

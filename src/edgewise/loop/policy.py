@@ -224,7 +224,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(ask, "critical", shown)
 
     def threshold_now(self, budget: Budget) -> float:
-        """Return the threshold in force: the policy's own; under a share the bucket moves it."""
+        """Return the threshold in force: `threshold`, with a cloud share moved by the `budget`."""
         if self.cloud_share is None:
             return self.threshold
         if self.cloud_share in (0.0, 1.0):

@@ -49,7 +49,10 @@ class ControlTokens:
         self._last = _any_of({text[-1] for text in texts if len(text) > 1}, cased=True)
 
     def could_come_of(self, text: str) -> bool:
-        """Whether `text` contains, in either case, a control token's first or last character."""
+        """Whether a control token may lie in `text` or across its ends (False: certainly none).
+
+        It may if the text has the first or last character of one, in upper or lower case.
+        """
         return bool(self._first.search(text) or self._last.search(text))
 
     def marked(self, text: str, mark: str) -> str:

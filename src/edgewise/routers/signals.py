@@ -118,7 +118,7 @@ def top_of(inputs: Sequence[str], top_k: int) -> int:
 
 
 def width_of(inputs: Sequence[str], hidden_size: int, top_k: int) -> int:
-    """Return the size of `reader_of`'s vectors; `hidden_size`, `top_k` are the router card's."""
+    """Return how many values a router's `inputs` (names of signals) have together at a step."""
     sizes = {"d": hidden_size, "k": top_k}
     widths = [signal.width for signal in signals_of(inputs)]
     return sum(width if isinstance(width, int) else sizes[width] for width in widths)

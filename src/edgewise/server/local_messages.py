@@ -152,7 +152,7 @@ class LocalMessages:
         parts: Sequence[Sequence[str]] = (),
         search: bool = True,
     ) -> list[Message]:
-        """Return the messages, with `local` set in the first local one and in all after it.
+        """Return the messages, with `local` set in the first local message and in all that follow.
 
         A message is local if `local` is set in it, if it is the last one and the argument `local`
         is true, or if it is known: its text, or one of its parts (`parts` has a list for each

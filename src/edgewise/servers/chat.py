@@ -67,7 +67,10 @@ def temperature_of(drawn: Mapping[str, Any]) -> Fields:
 
 
 class OpenAiServer(OpenAiReplies):
-    """OpenAI, Gemini, OpenRouter and most chat APIs: they cannot continue a begun answer."""
+    """Requests to and replies of OpenAI's chat API, as Gemini, OpenRouter and most others have it.
+
+    It cannot continue a begun answer, so it verifies passages or writes whole answers.
+    """
 
     name, reads, filters = "OpenAI chat", True, _NONE
 

@@ -62,7 +62,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Block(NamedTuple):
-    """A timed block: wall-clock seconds and CPU seconds per token, and the ids written."""
+    """Some tokens written in a row: wall-clock and CPU seconds, each per token, and their ids."""
 
     seconds: float
     processor: float

@@ -38,7 +38,11 @@ Asked = tuple[int, Rule, float]
 
 
 class RowEngine:
-    """Decodes batches of answers by an edge and a cloud model of one vocabulary on one device."""
+    """Decodes a batch of answers, one a row, with both models in step on one device.
+
+    In each row a rule of its own picks which model's token is written. The models share a
+    vocabulary.
+    """
 
     def __init__(self, edge: RowModel, cloud: RowModel, tokenizer: Tokenizer) -> None:
         self.torch: Any = edge.torch
