@@ -192,3 +192,24 @@ def test_savings_stay_in_bounds(left: Sequence[float]) -> None:
         budgets.settle(budgets.take(), Budget(bucket=tokens))
     kept = budgets.take()
     assert kept.bucket + kept.reserve <= MAX_BUCKET
+
+
+def test_what_is_kept_of_the_bucket_is_not_what_answers_at_work_have_spent() -> None:
+    """An interrupted evaluation goes on from `level`: what was not stored is asked again."""
+    budgets, policy = SharedBudget(), Policy(cloud_share=0.1, verify="on")
+    first, second = budgets.take(), budgets.take()
+    budgets.follow(policy.charged(second, 40))
+    assert budgets.follow(first).reserve == INITIAL_BUCKET - first.bucket - 40
+    budgets.settle(first, first)
+    assert budgets.level == INITIAL_BUCKET
+    assert budgets.take().reserve < 0
+
+
+def test_what_easy_answers_earn_beyond_the_bucket_pays_for_no_other() -> None:
+    """It is lost at their ends, and then the debt is left."""
+    budgets = SharedBudget(MAX_BUCKET)
+    taken = [budgets.take() for _ in range(8)]
+    for one in taken[1:]:
+        budgets.follow(one.plus(30))
+    hard = budgets.follow(Policy(cloud_share=0.1).charged(taken[0], 200))
+    assert hard.bucket + hard.reserve == taken[0].bucket - 200 + MAX_BUCKET

@@ -125,7 +125,8 @@ class CloudConsults:
         self.tier, self.sent, self.latency = tier, sent, tier.latency
         self.counts, self.charged = CloudCounts(sent), 0
         self._ids, self._earned = ids, len(ids)
-        self._taken = self._budget = tier.shared.take()
+        self._shared = tier.shared
+        self._taken = self._budget = self._shared.take()
         self._wrong: float | None = None
         self.waited = 0.0
         self._session, self._rules, self._policy = session, rules, rules.policy
@@ -324,7 +325,7 @@ class CloudConsults:
         self._closed = True
         self.drop()
         self._earn()
-        self.tier.shared.settle(self._taken, self._budget)
+        self._shared.settle(self._taken, self._budget)
 
     def _earn(self) -> None:
         written, self._earned = len(self._ids) - self._earned, len(self._ids)

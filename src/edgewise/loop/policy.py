@@ -295,13 +295,15 @@ class SharedBudget:
 
     An answer takes half of the bucket and returns what is left, so that simultaneous answers all
     have some. Over all answers the cloud writes or wastes at most share x output tokens +
-    `initial`, the bucket's first level; only what the last answer wasted may come on top. `level`,
-    in tokens, includes what answers have at hand, as far as they have told (`follow`).
+    `initial`, the bucket's first level; only what the last answer wasted may come on top, and where
+    the cloud verifies, a debt that the next answers repay. `level`, in tokens, is what the bucket
+    would hold if all answers at work gave back what they took.
     """
 
     def __init__(self, initial: float = INITIAL_BUCKET) -> None:
         self._free = self.level = initial
-        self._running, self._lock = 0, threading.Lock()
+        self._running, self._taken, self._lock = 0, 0.0, threading.Lock()
+        self._changed = 0.0  # by the answers at work, as far as they have told
 
     def take(self) -> Budget:
         """Take half of the bucket's tokens as an answer's budget; `settle` must give back the rest.
@@ -310,18 +312,21 @@ class SharedBudget:
         """
         with self._lock:
             taken = self._free / 2 if self._free > 0 else self._free
-            self._free, self._running = self._free - taken, self._running + 1
-            return Budget(bucket=taken, reserve=self.level - taken, told=taken)
+            self._free, self._taken = self._free - taken, self._taken + taken
+            self._running += 1
+            now = self.level + self._changed
+        return Budget(bucket=taken, reserve=min(now - taken, MAX_BUCKET), told=taken)
 
     def settle(self, taken: Budget, left: Budget) -> None:
         """Give back what is `left` (`Generation.budget`) of a budget that was `taken`."""
+        told = taken.bucket if left.told is None else left.told
         with self._lock:
-            before = self._free
-            self._free = min(before + left.bucket, MAX_BUCKET)
-            told = taken.bucket if left.told is None else left.told
+            self._free = min(self._free + left.bucket, MAX_BUCKET)
+            self._taken -= taken.bucket
+            self.level = self._free + self._taken
             self._running -= 1
             # Rounding of many tokens must not add up.
-            self.level = self.level + self._free - before - told if self._running else self._free
+            self._changed = self._changed - told + taken.bucket if self._running else 0.0
 
     def follow(self, budget: Budget) -> Budget:
         """Take note of a running answer's budget; return it with the `reserve` as it is by now.
@@ -329,10 +334,12 @@ class SharedBudget:
         Verification may overdraw the bucket. If simultaneous answers did not learn of that before
         their ends, each would spend as if it were alone, and those after them could spend nothing.
         """
+        told = budget.bucket if budget.told is None else budget.told
         with self._lock:
-            self.level += budget.bucket - (budget.told or 0.0)
-            reserve = self.level - budget.bucket
-        return replace(budget, reserve=reserve, told=budget.bucket)
+            self._changed += budget.bucket - told
+            others = self.level + self._changed - budget.bucket
+        # What they earn beyond a full bucket is lost at their ends.
+        return replace(budget, reserve=min(others, MAX_BUCKET), told=budget.bucket)
 
 
 class Escalation:

@@ -3,8 +3,8 @@
 Blocks of draft tokens are sent to the cloud while the edge goes on behind them. Accepted drafts
 become the answer; where the cloud corrects one, the correction is written and all drafts behind it
 are rolled back. The cloud judges each token by what is before it, and the answer takes verdicts in
-its own order. So no answer depends on the link, on how drafts were cut into blocks, or on how many
-blocks were in flight.
+its own order. So no answer by itself depends on the link, on how drafts were cut into blocks, or on
+how many blocks were in flight; answers at the same time move each other's ratio.
 """
 
 import math
