@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from edgewise.routers.untrained import Constant
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
+from tests.doubles.chat_reader import ChatReader
 from tests.models import byte_level, write_transformer
 
 QUESTION = "Tell me about copper."
@@ -416,6 +418,18 @@ def test_a_chat_draws_beside_a_cloud_of_another_vocabulary(own: ByteTokenizer | 
     cloud = LocalCloud(ScriptedEdge(noise(2), tokenizer=own))
     with Pair(ScriptedEdge(noise()), cloud=cloud, router="entropy") as pair:
         assert pair.chat_sampling is not None
+
+
+@pytest.mark.parametrize("form", ["openai", "anthropic"])
+def test_a_chat_is_greedy_beside_a_cloud_that_reads(form: Any) -> None:
+    """Its API has no filters, so each whole answer would be refused."""
+    with (
+        closing(ChatReader(form=form)) as served,
+        Pair(ScriptedEdge(noise()), cloud=served.url, cloud_engine=form, escalate=1.0) as pair,
+    ):
+        answer = collect(pair.stream("Tell me about tin.", sampling=pair.chat_sampling))
+        assert pair.chat_sampling is None
+    assert answer.text == "A whole answer."
 
 
 def test_a_chat_is_greedy_where_the_pair_is_bundled(alone: Pair) -> None:

@@ -188,11 +188,10 @@ class Pair:
         temperatures; and with an edge server, which would need a request for each drawn token.
         """
         own = self.settings
-        by_text = any(one.boundaries and one.own_tokenizer is None for one in self.clouds)
+        others = [one for one in self.clouds if one.own_tokenizer is None]
+        by_text = any(one.boundaries or one.reads_passages for one in others)
         greedy = by_text or own.edge == _DEFAULTS.edge or is_url(with_scheme(own.edge))
-        if own.temperature is not None or greedy:
-            return None
-        return drawn_as(self.edge.sampling)
+        return None if own.temperature is not None or greedy else drawn_as(self.edge.sampling)
 
     def forget(self) -> None:
         """Start new budgets of cloud tokens, as for a new conversation.
