@@ -360,6 +360,14 @@ def test_how_a_whole_answer_is_drawn_is_sent_or_refused(form: Any) -> None:
     assert not any("top_k" in str(body) for body in served.bodies[asked:])
 
 
+def test_a_system_message_alone_is_no_question_to_anthropics_api() -> None:
+    said = Prompt(SAID.ids, (Message("system", PROMPT.strip()),))
+    with reading(form="anthropic") as (pair, _):
+        answer = whole(pair, 1.0).generate(said)
+    assert answer.text == WRONG
+    assert "rejected" in reasons(answer)
+
+
 def test_a_passage_of_blanks_asks_nothing_and_costs_nothing() -> None:
     """Seen: an estimate of what would have been asked was billed."""
     with reading(edge=" \n" * 40) as (pair, served):

@@ -51,6 +51,8 @@ class AnthropicServer(TextServer):
     def complete(self, asked: WantedText) -> Request:
         first, *others = asked.turns
         system = {"system": first["content"]} if first["role"] == "system" else {}
+        if system and not others:
+            raise CloudRejected(f"{self.name} take no system message alone", hint="ask something")
         *before, last = others if system else asked.turns
         # The provider caches what is before a mark; the last message grows with the answer.
         part = {"type": "text", "text": last["content"], "cache_control": {"type": "ephemeral"}}
