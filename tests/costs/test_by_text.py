@@ -1,6 +1,6 @@
 """What a cloud that takes text is billed for: each request that its provider computes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from edgewise.events import AnswerCost
 from edgewise.pair import Pair
 from edgewise.prompts import Message
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from tests.doubles.chat_reader import Asked, ChatReader, Verdict, all_stand
 from tests.doubles.scripted_text import ScriptedText, numbers, tokens
 from tests.doubles.text_forms import Wish
 
@@ -69,3 +70,46 @@ def test_an_answer_of_which_nothing_is_usable_is_billed_by_its_meter(
     billed = sum(len(tokens(text)) for prompt in prompts for text in prompt)
     assert (cost.input_tokens + cost.cached_tokens, cost.output_tokens) == (billed, 8 * len(asked))
     assert len(asked) > 1
+
+
+QUESTION = "Please say what two and two are. " * 8
+OPENED = "Two and two are five, as is well known by now. " * 3 + "\n\nAnd so on.\n"
+WHOLE = "A whole answer."
+
+
+def nothing_stands(asked: Asked) -> Verdict:
+    return (0, "No.") if not asked.answer.strip() else all_stand(asked)
+
+
+def whole_by_reader(*, counts: bool = True, **options: Any) -> tuple[AnswerCost, int]:
+    """The cost of a whole answer by a cloud that reads, and how many passages it read before."""
+    edge = ScriptedEdge(replying(OPENED, prompt=QUESTION), context=8000)
+    options |= {"cloud_engine": "openai", "price": "1,1,20"}
+    with (
+        closing(ChatReader(nothing_stands)) as served,
+        Pair(edge, cloud=served.url, **options) as pair,
+    ):
+        served.counts = counts
+        answers = [pair.ask(QUESTION, max_tokens=300) for _ in range(2)]
+    assert answers[-1].text == WHOLE
+    cost = answers[-1].usage.cost
+    assert cost is not None
+    return cost, len(served.asked)
+
+
+@pytest.mark.parametrize(
+    ("options", "reads"), [({"cloud_share": 1.0}, False), ({"escalate": 0.5}, True)]
+)
+def test_a_whole_answer_is_measured_by_the_prompt_alone(
+    options: Mapping[str, Any], reads: bool
+) -> None:
+    """Seen: as if sent behind the edge's words and instructions, it was 12 times too dear."""
+    cost, read = whole_by_reader(**options)
+    assert bool(read) is reads
+    alone = len(QUESTION.strip()) + 20 * len(WHOLE)
+    assert 1e6 * cost.alone == pytest.approx(alone, rel=0.05)
+
+
+def test_a_whole_answer_without_a_report_is_billed_for_what_was_asked_for() -> None:
+    cost, _ = whole_by_reader(counts=False, cloud_share=1.0)
+    assert (cost.input_tokens, cost.output_tokens) == (len(QUESTION), 300)

@@ -66,6 +66,7 @@ class ChatReader(Served):
         self.declines: frozenset[str] = frozenset()
         self.key: str | None = None
         self.refuses = self.cuts = False
+        self.counts = True  # whether a reply has a report of usage
         self.asked: list[Asked] = []
         self.bodies: list[dict[str, Any]] = []
         path = "/v1/chat/completions" if form == "openai" else "/v1/messages"
@@ -118,7 +119,8 @@ class ChatReader(Served):
             usage = {"input_tokens": 9, "cache_read_input_tokens": prompt, "output_tokens": 12}
             reason = "refusal" if self.refuses else "max_tokens" if self.cuts else "end_turn"
             content = [{"type": "text", "text": text}]
-            return {"content": content, "stop_reason": reason, "usage": usage}
+            reply: dict[str, Any] = {"content": content, "stop_reason": reason}
+            return {**reply, "usage": usage} if self.counts else reply
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if self.refuses:
             message = {"role": "assistant", "content": None, "refusal": "I will not."}
@@ -128,4 +130,5 @@ class ChatReader(Served):
             "prompt_tokens_details": {"cached_tokens": prompt // 2},
         }
         reason = "length" if self.cuts else "stop"
-        return {"choices": [{"finish_reason": reason, "message": message}], "usage": usage}
+        said: dict[str, Any] = {"choices": [{"finish_reason": reason, "message": message}]}
+        return {**said, "usage": usage} if self.counts else said

@@ -178,13 +178,13 @@ class ReaderSession(CloudSession):
         ids = ids_of_text(self._edge, (), restored.text)
         if not ids or restored.left is not None:
             error = NothingUsable("The cloud wrote an answer of which nothing can be used.")
-            error.meter = billed(reply, WRITTEN)
+            error.meter = billed(reply, n)
             raise error
         if reply.ended:
             ids.append(min(self._edge.eos_ids or frozenset([0])))
         kept = tuple(ids[:n])
         logprobs = (None,) * len(kept)
-        return replace(billed(reply, WRITTEN), stand=0, ids=kept, logprobs=logprobs)
+        return replace(billed(reply, n), stand=0, ids=kept, logprobs=logprobs)
 
     async def _read(
         self,

@@ -130,20 +130,17 @@ class CloudTokens:
     """
 
     def __init__(self, prompt: Sequence[int], edge: Tokenizer, cloud: CloudModel | None) -> None:
-        self._start, self._edge = len(prompt), edge
-        by_ids = cloud is not None and cloud.boundaries is None and not cloud.reads_passages
-        self.shared = self.exact = by_ids
+        self.start, self._edge, self._prompt = len(prompt), edge, prompt
+        reads = cloud is not None and cloud.reads_passages
+        self.shared = self.exact = cloud is not None and cloud.boundaries is None and not reads
         self._own = None if cloud is None or self.shared else cloud.own_tokenizer
         self._ratio = 1.0
-        self._prompt = prompt
-        self.asks = 0  # ids of what a reader of passages is asked beside the text
-        if cloud is not None and cloud.reads_passages:
-            self.asks = sum(len(edge.encode(one.content)) for one in question((), "", ()))
+        said = question((), "", ()) if reads else ()
+        self.asks = sum(len(edge.encode(one.content)) for one in said)  # ids beside the text
 
-    @property
-    def question(self) -> int:
-        """Number of tokens in the instructions to a cloud that verifies whole passages; else 0."""
-        return round(self.asks * self._ratio)
+    def question(self, position: int) -> int:
+        """Return how many tokens of instructions to a reader a request about `position` ids has."""
+        return round(self.asks * self._ratio) if position > self.start else 0
 
     @cached_property
     def prompt(self) -> int:
@@ -152,17 +149,18 @@ class CloudTokens:
 
     def written(self, ids: Sequence[int]) -> int:
         """Return how many cloud tokens the answer has so far; `ids` are prompt and answer."""
-        return self._count(ids[self._start :])
+        return self._count(ids[self.start :])
 
     def measured(self, tokens: int, written: int, position: int) -> None:
         """Correct the counts by the usage report of a request, unless they are exact (`shared`).
 
-        The request was about `position` ids, those of the prompt and the answer so far. The report
-        counts `tokens` prompt tokens for them, of which about `written` are the answer's.
+        The request was about `position` ids, of the prompt and perhaps of the answer so far. The
+        report counts `tokens` prompt tokens for them, of which about `written` are the answer's.
         """
         if not self.shared:
-            self._ratio = tokens / max(1, position + self.asks)
-            self.prompt = max(0, tokens - written - self.question)
+            asks = self.asks if position > self.start else 0
+            self._ratio = tokens / max(1, position + asks)
+            self.prompt = max(0, tokens - written - self.question(position))
             self.exact = self._own is not None
 
     def _count(self, ids: Sequence[int]) -> int:
@@ -341,8 +339,10 @@ class AnswerCosts:
 
     def _call(self, ids: Sequence[int], n: int, sent: Outgoing, reply: Future[Completion]) -> _Call:
         requests, asked = self._requests(n)
+        if n and self._tokens.asks:
+            ids = ids[: self._tokens.start]  # a reader writes a whole answer behind the prompt
         written = self._tokens.written(ids)
-        tokens = self._tokens.prompt + written + self._tokens.question
+        tokens = self._tokens.prompt + written + self._tokens.question(len(ids))
         least = self._price.cached_from
         # What was found cached is expected again; after a miss nothing else is known.
         cached = self._cached
