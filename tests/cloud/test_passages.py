@@ -120,6 +120,8 @@ def test_a_replacement_keeps_the_blanks_around_what_it_replaces(
         '{"stand": 1, "replacement": "a\\u0000b"}',
         '{"stand": 1, "replacement": "Two and two are four. Three and three are six."}',
         '{"stand": 3, "replacement": null, "url": "http://host.example"}',
+        '{"stand": 2, "stand": 1, "replacement": "They are six."}',
+        '{"stand": 1, "replacement": "They are six.", "replacement": "They are ten."}',
         json.dumps({"stand": 0, "replacement": "long " * 1000}),
         "[" * 100_000,
     ],
