@@ -48,6 +48,19 @@ def test_a_passage_is_cut_into_sentences_and_lines_of_code(
     assert cut(*pieces) == sentences
 
 
+@pytest.mark.parametrize(
+    ("pieces", "ends"),
+    [
+        (["Yes\n", "", "🎉", " ok\n"], [1, 4]),
+        (["沸く。", "", "", "水", "だ"], [1, 5]),
+    ],
+)
+def test_a_character_of_several_tokens_belongs_to_the_sentence_that_it_begins(
+    pieces: list[str], ends: list[int]
+) -> None:
+    assert sentence_ends(pieces, code=False) == ends
+
+
 @given(
     st.lists(st.sampled_from(["a", ". ", ".", "\n", " ", "```\n", "。", "", "1"])), st.booleans()
 )

@@ -86,15 +86,17 @@ def sentence_ends(pieces: Sequence[str], *, code: bool) -> list[int]:
     """Return, for each sentence of a passage, how many tokens of the passage precede its end.
 
     `pieces` are the texts of the passage's tokens; `code` says whether it begins inside a code
-    block, where each line is a sentence. Blanks and empty lines belong to the sentence before.
+    block, where each line is a sentence. Blanks and empty lines belong to the sentence before, and
+    tokens without a text to the next: they begin a character, which the last of its tokens holds.
     """
     ends: list[int] = []
-    text = ""
-    for count, piece in enumerate(pieces):
+    text, told = "", 0
+    for count, piece in enumerate(pieces, 1):
         if text.strip() and piece and _ends_sentence(text, piece, code=code):
-            ends.append(count)
+            ends.append(told)
             code, text = in_code(text, code), ""
         text += piece
+        told = count if piece else told
     return [*ends, len(pieces)] if pieces else []
 
 
