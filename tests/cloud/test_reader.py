@@ -1,0 +1,77 @@
+"""What a chat model that reads passages is shown, and what becomes of its replacement."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgewise.cloud.base import ConsultRequest
+from edgewise.cloud.connect import connect
+from edgewise.cloud.redaction import filter_of
+from edgewise.completion import Completion
+from edgewise.edge.base import Tokenizer
+from edgewise.prompts import Message, Prompt
+from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.doubles.chat_reader import Asked, ChatReader, Verdict, all_stand
+
+MAIL = "ann@host.example"
+BYTES = ByteTokenizer()
+
+
+@contextmanager
+def reading(
+    judge: Callable[[Asked], Verdict] = all_stand,
+    *,
+    said: str = "What is it?",
+    redact: str | None = None,
+    edge: Tokenizer = BYTES,
+) -> Iterator[tuple[Callable[[bytes, bytes], Completion], ChatReader]]:
+    """A function that has a passage read after the answer so far, and the reader."""
+    served = ChatReader(judge)
+    cloud = connect(served.url, edge, engine="openai", context_filter=filter_of(redact))
+    prompt = Prompt(tuple(said.encode()), (Message("user", said),))
+
+    def read(before: bytes, passage: bytes) -> Completion:
+        ids = [*prompt.ids, *before, *passage]
+        return cloud.open(prompt).ask(ConsultRequest(ids, 0, 30, verify=len(passage))).result()
+
+    try:
+        yield read, served
+    finally:
+        cloud.close()
+        served.close()
+
+
+def shown(asked: Asked) -> list[str]:
+    return [one.strip() for one in (asked.answer, *asked.sentences)]
+
+
+SECRET = "Tr0ub4dor&3x9"
+
+
+def test_a_word_that_is_found_late_is_hidden_wherever_it_stands() -> None:
+    passage = f"Use {SECRET} as is shown here.\nThe password: {SECRET} is old.\n".encode()
+    with reading(lambda asked: (1, "It is new."), redact="secret") as (read, served):
+        completion = read(b"", passage)
+        read(f"Use {SECRET} here.\n\n".encode(), passage)
+    sentences = ["Use <SECRET_1> as is shown here.", "The password: <SECRET_1> is old."]
+    assert shown(served.asked[0]) == ["", *sentences]
+    assert shown(served.asked[1]) == ["Use <SECRET_1> here.", *sentences]
+    assert completion.stand == passage.index(b"The password")
+    assert SECRET not in str(served.bodies)
+
+
+def test_no_sentence_begins_inside_a_private_word(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("Dr. Anna Smith\n")
+    passage = b"Smith. She is there. So is Dr. Anna Smith. Yes.\n"
+    with reading(lambda asked: (1, "No."), redact=f"@{tmp_path / 'own.txt'}") as (read, served):
+        completion = read(b"Ask Dr. Anna ", passage)
+    # The first of them is behind its beginning, which is written already.
+    assert shown(served.asked[0]) == ["Ask <WORD_1>.", "She is there.", "So is <WORD_1>.", "Yes."]
+    assert completion.stand == passage.index(b" So is")
+
+
+def test_how_the_text_before_a_passage_ends_matters_no_more_once_it_goes_on() -> None:
+    """Seen: what may begin a private word there left the passage behind it unread, too."""
+    with reading(said="Who is it@corp.example?", redact="email") as (read, served):
+        read(b"That is how to do it.\n\n", b"There is no other way.\n")
+    assert shown(served.asked[0]) == ["That is how to do it.", "There is no other way."]
