@@ -9,6 +9,7 @@ from edgewise.cloud.connect import connect
 from edgewise.cloud.redaction import filter_of
 from edgewise.completion import Completion
 from edgewise.edge.base import Tokenizer
+from edgewise.edge.vocabulary import bytes_of
 from edgewise.prompts import Message, Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict, all_stand
@@ -43,6 +44,16 @@ def reading(
 
 def shown(asked: Asked) -> list[str]:
     return [one.strip() for one in (asked.answer, *asked.sentences)]
+
+
+def test_a_passage_that_begins_inside_a_character_keeps_that_character_whole() -> None:
+    party = "🎉".encode()
+    passage = party[2:] + b" it is. So it is.\n"
+    with reading(lambda asked: (0, "No.")) as (read, served):
+        completion = read(b"Yes, " + party[:2], passage)
+    assert shown(served.asked[0]) == ["Yes, 🎉 it is.", "So it is."]
+    assert completion.stand == len(party[2:] + b" it is.")
+    assert bytes_of(BYTES, completion.ids) == b" No.\n"
 
 
 SECRET = "Tr0ub4dor&3x9"

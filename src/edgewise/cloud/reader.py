@@ -245,15 +245,16 @@ class ReaderSession(CloudSession):
         first = len(request.ids) - request.verify
         decoder = codecs.getincrementaldecoder("utf-8")("ignore")
         before = decoder.decode(bytes_of(self._edge, request.ids[start:first]))
+        begins = [] if decoder.getstate()[0] else [0]
         pieces = [decoder.decode(bytes_of(self._edge, [one])) for one in request.ids[first:]]
         text = before + "".join(pieces)
         # All at once: a word that is found late is hidden where it stands earlier, too.
         shown = FilteredAnswer(text) if self._context is None else self._context.answer(text)
         places = [*accumulate(map(len, pieces), initial=len(before))]
-        # No sentence begins inside a private word.
+        # No sentence begins inside a character or a private word.
         cuts = [
             (end, at)
-            for end in (0, *sentence_ends(pieces, code=in_code(before)))
+            for end in (*begins, *sentence_ends(pieces, code=in_code(before)))
             if (at := shown.shown(places[end])) is not None
         ]
         sentences = [shown.text[at:to] for (_, at), (_, to) in pairwise(cuts)]
