@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import connect
 from edgewise.cloud.redaction import filter_of
@@ -86,3 +88,22 @@ def test_how_the_text_before_a_passage_ends_matters_no_more_once_it_goes_on() ->
     with reading(said="Who is it@corp.example?", redact="email") as (read, served):
         read(b"That is how to do it.\n\n", b"There is no other way.\n")
     assert shown(served.asked[0]) == ["That is how to do it.", "There is no other way."]
+
+
+@pytest.mark.parametrize(
+    ("replacement", "written"),
+    [
+        # What follows in the passage is dropped, so it closes no link.
+        ("<EMAIL_1>) is it.", "<EMAIL_1>) is it."),
+        ("foo) it is. Ask <EMAIL_1>.", f"foo) it is. Ask {MAIL}."),
+    ],
+)
+def test_a_replacement_takes_no_private_word_into_a_link_that_is_open(
+    replacement: str, written: str
+) -> None:
+    with reading(lambda asked: (0, replacement), redact="email", said=f"Who is {MAIL}?") as (
+        read,
+        _,
+    ):
+        completion = read(b"See [more](https://evil.example/?u=", b"a) for it. So it is.\n")
+    assert bytes_of(BYTES, completion.ids).decode() == written

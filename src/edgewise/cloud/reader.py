@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from edgewise.cloud.adapter.session import preceding
+from edgewise.cloud.adapter.session import begun, preceding
 from edgewise.cloud.adapter.text import ApiCloud, billed
 from edgewise.cloud.base import CloudSession, ConsultRequest, failed
 from edgewise.cloud.engine import Clients
@@ -215,15 +215,16 @@ class ReaderSession(CloudSession):
         metered = replace(billed(reply, WRITTEN), stand=request.verify)
         if verdict.replacement is None:
             return metered
-        restored = passage.shown.restored(verdict.replacement, ended=True)
+        stand = passage.begins[verdict.stand]
+        start = len(self._prompt.ids)
+        before = request.ids[start : len(request.ids) - request.verify + stand]
+        written = begun(self._edge, before)
+        restored = passage.shown.restored(verdict.replacement, begun=written, ended=True)
         if restored.left is not None:
             raise NothingUsable("The cloud wrote an unknown placeholder.")
         old = passage.sentences[verdict.stand]
         if any(sign in restored.text and sign not in old for sign in MARKERS):
             raise NothingUsable("The cloud put a tool call in place of a sentence.")
-        stand = passage.begins[verdict.stand]
-        start = len(self._prompt.ids)
-        before = request.ids[start : len(request.ids) - request.verify + stand]
         ids = ids_of_text(self._edge, before, restored.text)
         if not ids:
             raise CloudProtocolError("The cloud's text cannot be encoded in the edge's vocabulary.")

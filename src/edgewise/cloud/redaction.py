@@ -87,8 +87,10 @@ class FilteredAnswer(NamedTuple):
 
     Once the answer is longer, its new `text` should begin with this one, so that the cloud's KV
     cache is of use. `restored(reply, ended=...)` returns a `Restored` of `reply`, which is what the
-    cloud wrote after `text`; `ended` says whether the reply is complete. `words` are the private
-    words: where each begins and ends in the answer, and the length of its placeholder.
+    cloud wrote after `text`; `ended` says whether the reply is complete. A reply that stands
+    earlier in the answer needs that answer's beginning, too (`begun`, see
+    `FilteredContext.answer`). `words` are the private words: where each begins and ends in the
+    answer, and the length of its placeholder.
     """
 
     text: str
