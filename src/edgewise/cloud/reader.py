@@ -42,7 +42,7 @@ from edgewise.errors import (
     NothingUsable,
 )
 from edgewise.prompts import Message, Prompt
-from edgewise.prompts.tool_formats import MARKERS
+from edgewise.prompts.tool_formats import has_call
 
 WRITTEN = 1024
 """Most tokens of a reply with a verdict: some models reason before it, and bill that too."""
@@ -222,9 +222,9 @@ class ReaderSession(CloudSession):
         restored = passage.shown.restored(verdict.replacement, begun=written, ended=True)
         if restored.left is not None:
             raise NothingUsable("The cloud wrote an unknown placeholder.")
-        old = passage.sentences[verdict.stand]
-        if any(sign in restored.text and sign not in old for sign in MARKERS):
-            raise NothingUsable("The cloud put a tool call in place of a sentence.")
+        # The edge alone decides which tool is called, and how.
+        if has_call(written + restored.text) or has_call(begun(self._edge, request.ids[start:])):
+            raise NothingUsable("The cloud's replacement begins or changes a tool call.")
         ids = ids_of_text(self._edge, before, restored.text)
         if not ids:
             raise CloudProtocolError("The cloud's text cannot be encoded in the edge's vocabulary.")
