@@ -48,6 +48,19 @@ def test_a_passage_is_cut_into_sentences_and_lines_of_code(
     assert cut(*pieces) == sentences
 
 
+@pytest.mark.parametrize(
+    ("pieces", "ends"),
+    [
+        (["Yes\n", "", "🎉", " ok\n"], [1, 4]),
+        (["沸く。", "", "", "水", "だ"], [1, 5]),
+    ],
+)
+def test_a_character_of_several_tokens_belongs_to_the_sentence_that_it_begins(
+    pieces: list[str], ends: list[int]
+) -> None:
+    assert sentence_ends(pieces, code=False) == ends
+
+
 @given(
     st.lists(st.sampled_from(["a", ". ", ".", "\n", " ", "```\n", "。", "", "1"])), st.booleans()
 )
@@ -120,6 +133,8 @@ def test_a_replacement_keeps_the_blanks_around_what_it_replaces(
         '{"stand": 1, "replacement": "a\\u0000b"}',
         '{"stand": 1, "replacement": "Two and two are four. Three and three are six."}',
         '{"stand": 3, "replacement": null, "url": "http://host.example"}',
+        '{"stand": 2, "stand": 1, "replacement": "They are six."}',
+        '{"stand": 1, "replacement": "They are six.", "replacement": "They are ten."}',
         json.dumps({"stand": 0, "replacement": "long " * 1000}),
         "[" * 100_000,
     ],

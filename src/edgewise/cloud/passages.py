@@ -5,6 +5,7 @@ how many of these stand (are accepted), and gives a replacement for the next one
 treated as data: it can change the answer, and nothing else.
 """
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -85,15 +86,17 @@ def sentence_ends(pieces: Sequence[str], *, code: bool) -> list[int]:
     """Return, for each sentence of a passage, how many tokens of the passage precede its end.
 
     `pieces` are the texts of the passage's tokens; `code` says whether it begins inside a code
-    block, where each line is a sentence. Blanks and empty lines belong to the sentence before.
+    block, where each line is a sentence. Blanks and empty lines belong to the sentence before, and
+    tokens without a text to the next: they begin a character, which the last of its tokens holds.
     """
     ends: list[int] = []
-    text = ""
-    for count, piece in enumerate(pieces):
+    text, told = "", 0
+    for count, piece in enumerate(pieces, 1):
         if text.strip() and piece and _ends_sentence(text, piece, code=code):
-            ends.append(count)
+            ends.append(told)
             code, text = in_code(text, code), ""
         text += piece
+        told = count if piece else told
     return [*ends, len(pieces)] if pieces else []
 
 
@@ -137,10 +140,13 @@ def verdict_of(reply: str, sentences: Sequence[str]) -> Verdict:
     replaces a sentence by the same one, by nothing, or by a text that repeats an accepted one.
     """
     begin, end = reply.find("{"), reply.rfind("}")
+    text = reply[max(begin, 0) : end + 1]
     try:
-        verdict = msgspec.json.decode(reply[max(begin, 0) : end + 1].encode(), type=Verdict)
+        verdict = msgspec.json.decode(text.encode(), type=Verdict)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise NothingUsable(f"The cloud's verdict is not of the form asked for: {error}.") from None
+    if len(json.loads(text, object_pairs_hook=list)) > len(Verdict.__struct_fields__):
+        raise NothingUsable("The cloud's verdict contradicts itself (a field is there twice).")
     stand, text = verdict.stand, verdict.replacement
     if not 0 <= stand <= len(sentences) or (text is None) != (stand == len(sentences)):
         raise NothingUsable(f"The cloud's verdict contradicts itself ({stand} stand).")

@@ -9,11 +9,12 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from edgewise.cloud.adapter.session import preceding
+from edgewise.cloud.adapter.session import begun, preceding
 from edgewise.cloud.adapter.text import ApiCloud, billed
 from edgewise.cloud.base import CloudSession, ConsultRequest, failed
 from edgewise.cloud.engine import Clients
@@ -41,7 +42,7 @@ from edgewise.errors import (
     NothingUsable,
 )
 from edgewise.prompts import Message, Prompt
-from edgewise.prompts.tool_formats import MARKERS
+from edgewise.prompts.tool_formats import has_call
 
 WRITTEN = 1024
 """Most tokens of a reply with a verdict: some models reason before it, and bill that too."""
@@ -56,11 +57,11 @@ _log = logging.getLogger(__name__)
 
 class _Passage(NamedTuple):
     """A passage as the cloud is shown it, after the answer's text `before`. Each of the `sentences`
-    ends after so many of the passage's tokens (`ends`); `shown.restored` undoes redaction."""
+    begins after so many of the passage's tokens (`begins`); `shown.restored` undoes redaction."""
 
     before: str
     sentences: Sequence[str]
-    ends: Sequence[int]
+    begins: Sequence[int]
     shown: FilteredAnswer
 
 
@@ -214,15 +215,16 @@ class ReaderSession(CloudSession):
         metered = replace(billed(reply, WRITTEN), stand=request.verify)
         if verdict.replacement is None:
             return metered
-        restored = passage.shown.restored(verdict.replacement, ended=True)
-        if restored.left is not None:
-            raise NothingUsable("The cloud wrote an unknown placeholder.")
-        old = passage.sentences[verdict.stand]
-        if any(sign in restored.text and sign not in old for sign in MARKERS):
-            raise NothingUsable("The cloud put a tool call in place of a sentence.")
-        stand = passage.ends[verdict.stand - 1] if verdict.stand else 0
+        stand = passage.begins[verdict.stand]
         start = len(self._prompt.ids)
         before = request.ids[start : len(request.ids) - request.verify + stand]
+        written = begun(self._edge, before)
+        restored = passage.shown.restored(verdict.replacement, begun=written, ended=True)
+        if restored.left is not None:
+            raise NothingUsable("The cloud wrote an unknown placeholder.")
+        # The edge alone decides which tool is called, and how.
+        if has_call(written + restored.text) or has_call(begun(self._edge, request.ids[start:])):
+            raise NothingUsable("The cloud's replacement begins or changes a tool call.")
         ids = ids_of_text(self._edge, before, restored.text)
         if not ids:
             raise CloudProtocolError("The cloud's text cannot be encoded in the edge's vocabulary.")
@@ -242,25 +244,24 @@ class ReaderSession(CloudSession):
         """Divide the answer into the text so far and the sentences to verify. Raises `Blocked`."""
         start = len(self._prompt.ids)
         first = len(request.ids) - request.verify
-        before = self._shown(request.ids[start:first])
-        block = request.ids[first:]
         decoder = codecs.getincrementaldecoder("utf-8")("ignore")
-        pieces = [decoder.decode(bytes_of(self._edge, [one])) for one in block]
-        ends, texts, shown, at = list[int](), list[str](), before, len(before.text)
-        for end in sentence_ends(pieces, code=in_code(before.text)):
-            try:
-                shown = self._shown(request.ids[start : first + end])
-            except Blocked as error:
-                # Half a private word: the sentence is shown with the next.
-                if not error.open or end == len(block):
-                    raise
-                continue
-            if shown.text[at:].strip():
-                texts.append(shown.text[at:])
-                ends.append(end)
-                at = len(shown.text)
-        return _Passage(before.text, texts, ends, shown)
-
-    def _shown(self, answer: Sequence[int]) -> FilteredAnswer:
-        text = bytes_of(self._edge, answer).decode("utf-8", "ignore")
-        return FilteredAnswer(text) if self._context is None else self._context.answer(text, text)
+        before = decoder.decode(bytes_of(self._edge, request.ids[start:first]))
+        begins = [] if decoder.getstate()[0] else [0]
+        pieces = [decoder.decode(bytes_of(self._edge, [one])) for one in request.ids[first:]]
+        text = before + "".join(pieces)
+        # All at once: a word that is found late is hidden where it stands earlier, too.
+        shown = FilteredAnswer(text) if self._context is None else self._context.answer(text)
+        places = [*accumulate(map(len, pieces), initial=len(before))]
+        # No sentence begins inside a character or a private word.
+        cuts = [
+            (end, at)
+            for end in (*begins, *sentence_ends(pieces, code=in_code(before)))
+            if (at := shown.shown(places[end])) is not None
+        ]
+        sentences = [shown.text[at:to] for (_, at), (_, to) in pairwise(cuts)]
+        return _Passage(
+            shown.text[: cuts[0][1]],
+            [one for one in sentences if one.strip()],
+            [end for end, _ in cuts],
+            shown,
+        )

@@ -78,7 +78,7 @@ class Restored(NamedTuple):
     left: Literal["open", "unknown"] | None = None
 
 
-def _as_it_is(reply: str, *, ended: bool) -> Restored:
+def _as_it_is(reply: str, *, ended: bool, begun: str | None = None) -> Restored:
     return Restored(reply)
 
 
@@ -87,11 +87,24 @@ class FilteredAnswer(NamedTuple):
 
     Once the answer is longer, its new `text` should begin with this one, so that the cloud's KV
     cache is of use. `restored(reply, ended=...)` returns a `Restored` of `reply`, which is what the
-    cloud wrote after `text`; `ended` says whether the reply is complete.
+    cloud wrote after `text`; `ended` says whether the reply is complete. A reply that stands
+    earlier in the answer needs that answer's beginning, too (`begun`, see
+    `FilteredContext.answer`). `words` are the private words: where each begins and ends in the
+    answer, and the length of its placeholder.
     """
 
     text: str
     restored: Callable[..., Restored] = _as_it_is
+    words: Sequence[tuple[int, int, int]] = ()
+
+    def shown(self, end: int) -> int | None:
+        """Return how many characters of `text` stand for the first `end` of the answer.
+
+        None if the answer's first `end` characters end inside a private word.
+        """
+        if any(start < end < stop for start, stop, _ in self.words):
+            return None
+        return end + sum(size - (stop - start) for start, stop, size in self.words if stop <= end)
 
 
 class FilteredContext(Protocol):

@@ -1,5 +1,6 @@
 """The formats in which models write tool calls, recognised by their chat templates."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -77,6 +78,23 @@ def bare_call(names: Sequence[str]) -> str:
 
 MARKERS = ("[TOOL_CALLS]", "[ARGS]", "<tool_call>", "</tool_call>")
 """Texts in these formats that are control tokens in some vocabularies."""
+
+_BARE = re.compile(r'(```(json)?)?\{("type":"function",)?"name":"[\w-]*(?P<behind>.*)')
+_BARE_ARGUMENTS = ('","arguments":', '","parameters":')
+
+
+def has_call(answer: str) -> bool:
+    """Whether an answer has a tool call, or begins like a bare one (see `bare_call`) of any tool.
+
+    That is so from the tool's name on.
+    """
+    if any(marker in answer for marker in MARKERS):
+        return True
+    found = _BARE.match("".join(answer.split()))
+    return found is not None and any(
+        one.startswith(found["behind"]) or found["behind"].startswith(one)
+        for one in _BARE_ARGUMENTS
+    )
 
 
 def tool_template(tokenizer: Tokenizer) -> str | None:

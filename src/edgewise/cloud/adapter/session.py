@@ -125,7 +125,6 @@ class AdaptedSession(CloudSession, ABC):
     def __init__(self, cloud: AdaptedCloud, prompt: Prompt) -> None:
         self.cloud, self.edge, self.prompt = cloud, cloud.edge, prompt
         self._reasoning = Reasoning(self.edge)
-        self._markers = {token: text.encode() for text, token in markers(self.edge).items()}
         self._open = False
         self._context: FilteredContext | None = None
         self._blocked: Blocked | None = None
@@ -164,7 +163,8 @@ class AdaptedSession(CloudSession, ABC):
             self._begin()
             shown = FilteredAnswer(self._shown(request.ids))
             if self._context is not None:
-                shown = self._context.answer(shown.text, self._begun(request.ids))
+                answer = request.ids[len(self.prompt.ids) :]
+                shown = self._context.answer(shown.text, begun(self.edge, answer))
         except Blocked:
             raise
         except EdgewiseError as error:
@@ -182,12 +182,6 @@ class AdaptedSession(CloudSession, ABC):
             # The sign that clouds know, whatever the edge's own is.
             return f"{THINK}\n{text.lstrip().removeprefix(THINK).lstrip()}"
         return text.lstrip() if block == "over" else text
-
-    def _begun(self, ids: Sequence[int]) -> str:
-        """The text of the answer, with those markers of tool calls that are control tokens."""
-        answer = ids[len(self.prompt.ids) :]
-        pieces = [self._markers.get(token) or self.edge.piece(token) for token in answer]
-        return b"".join(pieces).decode("utf-8", "ignore")
 
     def _begin(self) -> None:
         """Begin the conversation, with what the context filter leaves. Raises a `CloudError`."""
@@ -213,6 +207,13 @@ def preceding(edge: Tokenizer, prompt: Prompt) -> Context:
     if prompt.messages is not None:
         return Context(prompt.messages)
     return Context(None, bytes_of(edge, prompt.ids).decode("utf-8", "replace"))
+
+
+def begun(edge: Tokenizer, answer: Sequence[int]) -> str:
+    """Return the text of an answer, with those markers of tool calls that are control tokens."""
+    special = {token: text.encode() for text, token in markers(edge).items()}
+    pieces = [special.get(token) or edge.piece(token) for token in answer]
+    return b"".join(pieces).decode("utf-8", "ignore")
 
 
 class WordConsult:

@@ -163,7 +163,8 @@ class RedactedContext:
         if _is_open(written, places, known):
             raise Blocked("The answer may end inside a private word.", open=True)
         text = known.replaced(written, places)
-        return FilteredAnswer(text, partial(known.restored, begun or written))
+        words = [(at, end, len(known.names[written[at:end]])) for at, end, _ in places]
+        return FilteredAnswer(text, partial(known.restored, begun=begun or written), words)
 
     def _redacted(self, text: str, found: Sequence[Span]) -> str:
         return self._known.replaced(text, self._known.places(text, found))

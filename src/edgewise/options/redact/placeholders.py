@@ -148,7 +148,7 @@ class Placeholders:
             at = end
         return "".join([*parts, text[at:]])
 
-    def restored(self, begun: str, reply: str, *, ended: bool) -> Restored:
+    def restored(self, reply: str, *, begun: str, ended: bool) -> Restored:
         """Return the cloud's `reply` with each placeholder replaced by its word.
 
         The text ends early before an unknown placeholder, or an incomplete one at the end; if the
