@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from aiohttp import web
@@ -45,11 +45,16 @@ def mends(wrong: str, right: str) -> Callable[[Asked], Verdict]:
     return judged
 
 
+async def answers_whole() -> str:
+    return "A whole answer."
+
+
 class ChatReader(Served):
     """Serves on 127.0.0.1 from a thread of its own. `judge` is not asked about the probe.
 
-    It does not know the fields in `declines`. `fault` is told the number of each question and may
-    name an HTTP status, or "hang" or "reset". `asked` are the questions, `bodies` all requests.
+    What asks for no verdict has the reply of `whole`. It does not know the fields in `declines`.
+    `fault` is told the number of each question and may name an HTTP status, or "hang" or "reset".
+    `asked` are the questions, `bodies` all requests.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class ChatReader(Served):
         super().__init__()
         self.judge, self.form, self.fault, self.seconds = judge, form, fault, seconds
         self.probed: Verdict = (1, "Three and three are six.")
+        self.whole: Callable[[], Awaitable[str]] = answers_whole
         self.declines: frozenset[str] = frozenset()
         self.key: str | None = None
         self.refuses = self.cuts = False
@@ -107,7 +113,7 @@ class ChatReader(Served):
                 return web.json_response({"error": {"message": "later"}}, status=int(fault))
             verdict = self.judge(asked)
         elif parts is None:
-            verdict = "A whole answer."
+            verdict = await self.whole()
         if not isinstance(verdict, str):
             verdict = json.dumps({"stand": verdict[0], "replacement": verdict[1]})
         system = body.get("system") or messages[0]["content"]

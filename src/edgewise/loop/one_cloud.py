@@ -173,11 +173,12 @@ class CloudConsults:
         """Ask the cloud to verify the last `count` of `ids`, which are draft tokens.
 
         With `n` above 0 the cloud, which must be one that `reads_passages`, writes up to `n` tokens
-        in their place. Returns the request, for `outcome`, or the reason why nothing was sent.
+        in their place; a probe only verifies. Returns the request, for `outcome`, or the reason why
+        nothing was sent.
         """
         flight = self._flight(ids, n, count)
         if isinstance(flight, Flight):
-            self._charge(n)
+            self._charge(flight.ask)
         return flight
 
     def given_up(self, flight: Flight) -> bool:
@@ -347,7 +348,7 @@ class CloudConsults:
         # A probe flies on and decides on later consults.
         if ahead is None:
             self._forget(flight)
-            self._charge(n)
+            self._charge(flight.ask)
         else:
             self._drop([flight])
         return "circuit_open"
@@ -358,6 +359,9 @@ class CloudConsults:
         allowed = "yes" if self.ignores_breaker else breaker.allow()
         if not allowed:
             return "circuit_open"
+        if allowed == "probe" and verify:
+            # A whole answer would be paid for, and nobody waits for it.
+            n = 0
         try:
             requests = None
             if self._meter is not None and not (requests := self._meter.admits(ids, n, verify)):
@@ -451,7 +455,8 @@ class CloudConsults:
 
     def _forget(self, flight: Flight) -> None:
         del self._flights[flight.position]
-        self.counts.drop(flight.ask)
+        # Whole answers are outside the share.
+        self.counts.drop(0 if flight.verify else flight.ask)
 
 
 def unsure(completion: Completion) -> float | None:
