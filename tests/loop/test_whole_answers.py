@@ -1,13 +1,21 @@
 """Answers that a chat model is asked to write whole: what they cost, and where they do not come."""
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
 
 import pytest
+from aiohttp import web
 
-from edgewise.loop.decoder import collect
+from edgewise.costs.meter import Billing, Limits
+from edgewise.costs.price import price_of
+from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.health import FAILURES, Breaker
-from edgewise.loop.policy import INITIAL_BUCKET
-from tests.loop.test_read_along import SAID, WRONG, reading, whole
+from edgewise.loop.policy import INITIAL_BUCKET, Escalation
+from edgewise.routers.untrained import Constant
+from tests.doubles.chat_reader import Asked, ChatReader, Verdict, mends
+from tests.loop.test_read_along import RIGHT, SAID, WRONG, reading, whole
 
 
 async def never() -> str:
@@ -15,9 +23,22 @@ async def never() -> str:
     return ""
 
 
+async def fails() -> str:
+    raise web.HTTPInternalServerError
+
+
+async def nothing() -> str:
+    return ""
+
+
 def breaks(breaker: Breaker) -> None:
     for _ in range(FAILURES):
         breaker.failed()
+
+
+def asked_whole(served: ChatReader) -> int:
+    """How many whole answers were asked for."""
+    return sum(len(body["messages"]) == 1 for body in served.bodies)
 
 
 @pytest.mark.parametrize("how", ["left", "timeout", "circuit_open"])
@@ -41,8 +62,76 @@ def test_no_whole_answer_is_asked_for_to_test_the_link() -> None:
     """It would be paid for, and not waited for."""
     with reading() as (pair, served):
         decoder = whole(pair, 1.0)
-        decoder.tiers[0].breaker.failed(silent=True)
+        breaker = decoder.tiers[0].breaker
+        breaker.failed(silent=True)
         first = decoder.generate(SAID)
-        assert len(served.asked) == len(served.bodies) - 1  # beside the check at the start
+        assert asked_whole(served) == 0
+        while breaker.is_open:
+            time.sleep(0.01)
         second = decoder.generate(SAID)
     assert (first.text, second.text) == (WRONG, "A whole answer.")
+
+
+def test_a_correction_after_a_whole_answer_that_failed_is_of_the_share() -> None:
+    with reading(mends("five", "four"), policy={"cloud_share": 0.1}) as (pair, served):
+        served.whole = fails
+        with whole(pair, 1.0).stream(SAID) as events:
+            answer = collect(events)
+        left = events.budget.bucket
+    assert answer.text == RIGHT
+    assert not answer.usage.escalated
+    corrected = answer.usage.cloud_tokens
+    assert left == pytest.approx(INITIAL_BUCKET + 0.1 * len(answer.tokens) - corrected)
+
+
+def test_a_correction_behind_a_whole_answer_that_was_cut_is_of_the_share() -> None:
+    begun = "Well. "
+
+    def judge(asked: Asked) -> Verdict:
+        served.cuts = False
+        return mends("five", "four")(asked)
+
+    with reading(judge, edge=WRONG, policy={"cloud_share": 0.1}) as (pair, served):
+
+        async def cut() -> str:
+            served.cuts = True
+            return begun
+
+        served.whole = cut
+        with whole(pair, 1.0).stream(SAID, max_tokens=200) as events:
+            answer = collect(events)
+        left = events.budget.bucket
+    assert answer.text.startswith(begun)
+    assert answer.usage.escalated
+    corrected = answer.usage.cloud_tokens - len(begun)
+    assert corrected > 0
+    assert left == pytest.approx(INITIAL_BUCKET + 0.1 * len(answer.tokens) - corrected)
+
+
+@pytest.mark.parametrize("whole_answer", [fails, nothing, None])
+def test_where_the_whole_answer_does_not_come_the_verdict_holds(
+    whole_answer: Callable[[], Awaitable[str]] | None,
+) -> None:
+    """Seen: the passage that was rejected was written."""
+
+    def judge(asked: Asked) -> Verdict:
+        return (0, "It is four.") if not asked.answer else (len(asked.sentences), None)
+
+    limits = Limits(alone=False, answer=Decimal("0.03")) if whole_answer is None else None
+    with reading(judge) as (pair, served):
+        served.whole = whole_answer or served.whole
+        decoder = Decoder(
+            pair.edge,
+            router=Constant(0.0),
+            policy=pair.policy,
+            cloud=pair.cloud,
+            billing=limits and Billing(price_of("1,0.1,8"), limits=limits),
+            escalation=Escalation(0.5),
+        )
+        assert decoder.escalation is not None
+        decoder.escalation.wants(0)
+        answer = decoder.generate(SAID, max_tokens=3900)
+        wanted = asked_whole(served)
+    assert answer.text.startswith("It is four.\n\n")
+    assert not answer.usage.escalated
+    assert wanted == (whole_answer is not None)

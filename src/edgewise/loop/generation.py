@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.completion import Completion, Verified
 from edgewise.costs.meter import AnswerCosts
-from edgewise.errors import BreaksGrammar, CloudError, CloudTimeout, EdgeError, Fault, NothingUsable
+from edgewise.errors import BreaksGrammar, CloudError, CloudTimeout, EdgeError, Fault
 from edgewise.events import (
     Candidate,
     Event,
@@ -285,7 +285,7 @@ class Generation(Iterator[Event]):
                 assert self._lost is not None
                 raise self._lost from error
             self._events += self._consults.events_for(state.index)
-            if policy.on_cloud_error == "raise" and not isinstance(error, NothingUsable):
+            if policy.raises(error):
                 raise
             # After a timeout the cloud may still write what it was asked for.
             lost = self._consults.requested if isinstance(error, CloudTimeout) else 0

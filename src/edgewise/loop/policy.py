@@ -10,7 +10,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from edgewise.completion import Verified
-from edgewise.errors import require
+from edgewise.errors import CloudError, NothingUsable, require
 from edgewise.events import Reason
 from edgewise.loop.health import Latency
 
@@ -137,6 +137,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         Then requests get more time, and no circuit breaker refuses them.
         """
         return self.on_cloud_error == "raise" or self.verify == "exact"
+
+    def raises(self, error: CloudError) -> bool:
+        """Whether an answer ends with `error`; a reply without use is no failure of the cloud."""
+        return self.on_cloud_error == "raise" and not isinstance(error, NothingUsable)
 
     def may_ask(self, budget: Budget) -> bool:
         """Whether the cloud may be asked: `cloud_share` is not 0, `max_cloud_tokens` not spent."""

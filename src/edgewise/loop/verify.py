@@ -45,19 +45,21 @@ A `Completion` holds what the cloud writes in its place; "verified" means accept
 class _Block(NamedTuple):
     """Draft tokens at positions `start` to before `end` of the ids, sent to be verified.
 
-    `flight` is the request that verifies them, or the reason why none was sent.
+    `flight` is the request that verifies them, or the reason why none was sent. If it is one for a
+    whole answer that does not come, `verdict` holds, if there is one.
     """
 
     start: int
     end: int
     flight: Flight | Reason
+    verdict: Completion | None = None
 
 
 class Verification(Speculation):
     """The draft tokens of an answer that the cloud verifies, and its verdicts on them.
 
     `over` holds events of finished verifications that nobody has reported yet. `escalated` says
-    that the cloud was asked for the whole answer.
+    that the last verdict is a whole answer.
     """
 
     _consults: Clouds
@@ -152,36 +154,43 @@ class Verification(Speculation):
         while (at := len(self._ids)) not in self._verdicts:
             if not self._blocks:
                 return None
-            start, end, flight = self._blocks[0]
+            _, end, flight, _ = self._blocks[0]
             if isinstance(flight, Flight) and self._consults.given_up(flight):
                 self._consults.drop(end, end + 1)
                 flight = "circuit_open"
             if not (wait or _is_over(flight)):
                 return None
-            self._blocks.popleft()
-            places = range(start, end)
-            if not isinstance(flight, Flight):
-                self._verdicts.update(dict.fromkeys(places, flight))
-                continue
-            self.rest()
-            outcome, event = self._consults.outcome(flight, start - self._rules.prompt)
-            self.over.append(event)
-            if start == self._rules.prompt and self._nothing_stands(outcome):
-                whole = self._whole([*self._ids, *self.drafts[: len(places)]], len(places))
-                self._blocks.appendleft(_Block(start, end, whole))
-                continue
-            if isinstance(outcome, CloudError):
-                self._verdicts.update(dict.fromkeys(places, outcome))
-            elif outcome.stand is None:
-                self._verdicts.update(zip(places, outcome.verified, strict=True))
-            else:
-                # All behind it goes, unless the grammar refuses what is in place of its beginning.
-                for place in places:
-                    stands = place < start + outcome.stand
-                    self._verdicts[place] = "verified" if stands else BreaksGrammar.reason
-                if outcome.ids:
-                    self._verdicts[start + outcome.stand] = outcome
+            self._settle(self._blocks.popleft()._replace(flight=flight))
         return self._verdicts.pop(at)
+
+    def _settle(self, block: _Block) -> None:
+        """Wait for the verdicts on a block; where nothing of the first stands, ask for more."""
+        start, end, outcome, verdict = block
+        places = range(start, end)
+        if isinstance(outcome, Flight):
+            self.rest()
+            self.escalated = outcome.ask > 0
+            outcome, event = self._consults.outcome(outcome, start - self._rules.prompt)
+            self.over.append(event)
+        if isinstance(outcome, Completion) and self._nothing_stands(outcome):
+            whole = self._whole([*self._ids, *self.drafts[: len(places)]], len(places))
+            if isinstance(whole, Flight):
+                self._blocks.appendleft(block._replace(flight=whole, verdict=outcome))
+                return
+        raises = isinstance(outcome, CloudError) and self._rules.policy.raises(outcome)
+        if verdict is not None and not (raises or isinstance(outcome, Completion)):
+            outcome, self.escalated = verdict, False
+        if not isinstance(outcome, Completion):
+            self._verdicts.update(dict.fromkeys(places, outcome))
+        elif outcome.stand is None:
+            self._verdicts.update(zip(places, outcome.verified, strict=True))
+        else:
+            # All behind it goes, unless the grammar refuses what is in place of its beginning.
+            for place in places:
+                stands = place < start + outcome.stand
+                self._verdicts[place] = "verified" if stands else BreaksGrammar.reason
+            if outcome.ids:
+                self._verdicts[start + outcome.stand] = outcome
 
     def drop(self, position: int) -> int:
         """Drop all drafts, blocks and verdicts; roll the edge back to its first `position` ids.
@@ -215,21 +224,19 @@ class Verification(Speculation):
         self._blocks.append(_Block(len(ids) - count, len(ids), flight))
         self._unsent, self._due = 0, False
 
-    def _nothing_stands(self, outcome: Completion | CloudError) -> bool:
+    def _nothing_stands(self, verdict: Completion) -> bool:
         """Whether the whole answer is to be asked for, since the first passage was rejected
         entirely."""
-        if self._escalation is None or isinstance(outcome, CloudError):
+        if self._escalation is None or len(self._ids) > self._rules.prompt:
             return False
         escalation, self._escalation = self._escalation, None
-        return outcome.stand == 0 and escalation.rejected()
+        return verdict.stand == 0 and escalation.rejected()
 
     def _whole(self, ids: Sequence[int], count: int) -> Flight | Refusal:
         """Ask for the whole answer in place of the last `count` ids, its first passage."""
         self._escalation = None
         room = self._rules.policy.fit_to_cap(Budget(), self._rules.max_tokens)
-        flight = self._consults.verify(ids, count, room)
-        self.escalated = isinstance(flight, Flight)
-        return flight
+        return self._consults.verify(ids, count, room)
 
     def _refused_at(self, tip: State) -> Reason | None:
         refuses, passages = self._rules.policy.refuses, self._passages
