@@ -16,6 +16,7 @@ from edgewise.costs.meter import Billing
 from edgewise.costs.price import price_of
 from edgewise.events import Pending, RolledBack, Token
 from edgewise.loop.decoder import Answer, Decoder, collect
+from edgewise.loop.health import FAILURES
 from edgewise.loop.policy import INITIAL_BUCKET, Budget, Escalation, Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Constant
@@ -148,6 +149,22 @@ def test_a_verdict_that_is_none_leaves_the_edges_words(says: str) -> None:
     assert answer.text == WRONG
     assert {token.reason for token in answer.tokens} <= {"rejected", "protocol"}
     assert answer.usage.failed_calls == len(served.asked) > 0
+
+
+def test_a_verdict_that_is_none_is_no_failure_of_the_cloud() -> None:
+    """Seen: evaluations, which raise failures, ended at the first one of a weak reader."""
+    policy = {"on_cloud_error": "raise"}
+    with reading(lambda asked: "Fine.", policy=policy) as (pair, served):
+        tokens: list[Token] = []
+        for event in pair.stream(SAID):
+            if isinstance(event, Token):
+                tokens.append(event)
+                for _ in range(FAILURES if len(tokens) == 1 else 0):
+                    # Of other answers: where failures are raised, no pause hides that it is gone.
+                    pair.tiers[0].breaker.failed()
+    assert "".join(token.text for token in tokens) == WRONG
+    assert {token.reason for token in tokens} == {"rejected"}
+    assert len(served.asked) == 2
 
 
 @pytest.mark.parametrize("form", ["openai", "anthropic"])

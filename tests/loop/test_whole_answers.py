@@ -3,13 +3,16 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from decimal import Decimal
 
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
+from edgewise.errors import CloudError
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.health import FAILURES, Breaker
 from edgewise.loop.policy import INITIAL_BUCKET, Escalation
@@ -135,3 +138,24 @@ def test_where_the_whole_answer_does_not_come_the_verdict_holds(
     assert answer.text.startswith("It is four.\n\n")
     assert not answer.usage.escalated
     assert wanted == (whole_answer is not None)
+
+
+@pytest.mark.parametrize(("whole_answer", "raised"), [(fails, True), (nothing, False)])
+def test_a_user_who_wants_failures_raised_is_told_of_whole_answers_that_fail(
+    whole_answer: Callable[[], Awaitable[str]], raised: bool
+) -> None:
+    """A reply without use is no failure, but of the cloud alone."""
+
+    def judge(asked: Asked) -> Verdict:
+        return (0, "It is four.") if not asked.answer else (len(asked.sentences), None)
+
+    with reading(judge, policy={"on_cloud_error": "raise"}) as (pair, served):
+        served.whole = whole_answer
+        decoder = whole(pair, 0.5)
+        assert decoder.escalation is not None
+        decoder.escalation.wants(0)
+        with pytest.raises(CloudError) if raised else nullcontext():
+            assert decoder.generate(SAID).text.startswith("It is four.")
+        alone = replace(pair.policy, cloud_share=1.0)
+        with pytest.raises(CloudError):
+            decoder.generate(SAID, policy=alone)

@@ -8,7 +8,7 @@ output tokens, a circuit breaker and a record of what it was sent.
 from collections.abc import Sequence
 
 from edgewise.completion import Completion
-from edgewise.errors import CloudError, CloudProtocolError
+from edgewise.errors import CloudError, CloudProtocolError, NothingUsable
 from edgewise.events import Consult
 from edgewise.loop.counts import CloudCounts
 from edgewise.loop.one_cloud import CloudConsults, Flight, Refusal
@@ -91,7 +91,7 @@ class Clouds:
             refused = CloudProtocolError("The cloud verified another number of tokens than it got.")
         event = nearest.event(flight, outcome, index, refused=refused)
         outcome = refused or outcome
-        if isinstance(outcome, CloudError):
+        if isinstance(outcome, CloudError) and not isinstance(outcome, NothingUsable):
             # An exact answer is not one any more, and a lost cloud is waited for once.
             nearest.ignores_breaker = False
         return outcome, event

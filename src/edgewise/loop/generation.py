@@ -175,7 +175,9 @@ class Generation(Iterator[Event]):
         drafts.over.clear()
         state, rules, step = self._state, self._rules, drafts.next_step()
         if isinstance(verdict, CloudError):
-            if rules.policy.on_cloud_error == "raise":
+            # Of the cloud alone any: else the edge's words would pass for its own.
+            alone = rules.policy.on_cloud_error == "raise" and rules.policy.cloud_share == 1
+            if alone or rules.policy.raises(verdict):
                 raise verdict
             verdict = verdict.reason
         if isinstance(verdict, Completion):
