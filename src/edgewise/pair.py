@@ -220,6 +220,28 @@ class Pair:
         tokenizer, context = self.edge.tokenizer, self.edge.context
         return prompt_from(tokenizer, asked, context=context, system=self.system, tools=tools)
 
+    def require_able(self, policy: Policy, *, plain: bool) -> None:
+        """Raise `UsageError` if the cloud cannot do what `policy` asks of it.
+
+        `plain`: the answer may be any text, with neither a response format nor tools.
+        """
+        cloud = self.cloud
+        if cloud is None or not policy.asks:
+            return
+        if policy.verifies and not cloud.verifies:
+            raise UsageError(f"{cloud.name!r} cannot verify", hint="give another policy")
+        if cloud.reads_passages and not policy.verifies and policy.cloud_share != 1:
+            raise UsageError(
+                f"{cloud.name!r} reads passages and writes no tokens",
+                hint="give a cloud-share",
+                setting="threshold",
+            )
+        if cloud.reads_passages and policy.cloud_share == 1 and not plain:
+            raise UsageError(
+                f"{cloud.name!r} alone holds to no response format and calls no tools",
+                hint="leave these out, or let the edge write, too",
+            )
+
     def ask(self, prompt: Prompted, **options: Unpack[AnswerOptions]) -> Answer:
         """Return the whole answer to `prompt`; tool calls are parsed out of its text.
 
@@ -264,16 +286,7 @@ class Pair:
         if format is not None:
             grammar = grammar_of(self.edge.tokenizer, format)
         policy = policy or self.policy
-        if policy.verifies and self.cloud is not None and not self.cloud.verifies:
-            raise UsageError(f"{self.cloud.name!r} cannot verify", hint="give another policy")
-        reads = self.cloud is not None and self.cloud.reads_passages
-        able = policy.verifies or policy.cloud_share in (0, 1)
-        if reads and self.cloud is not None and policy.asks and not able:
-            raise UsageError(
-                f"{self.cloud.name!r} reads passages and writes no tokens",
-                hint="give a cloud-share",
-                setting="threshold",
-            )
+        self.require_able(policy, plain=grammar is None)
         shared = self._shared(policy)
         taken = shared.take()
         try:

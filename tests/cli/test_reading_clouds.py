@@ -82,6 +82,16 @@ def test_the_cloud_alone_answers_whole(edgewise: Edgewise, reader: ChatReader) -
     assert not reader.asked
 
 
+def test_the_cloud_alone_is_held_to_no_response_format(
+    edgewise: Edgewise, reader: ChatReader, tmp_path: Path
+) -> None:
+    """Seen: the edge's answer passed for the cloud's."""
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    form = ("--json-schema", str(tmp_path / "schema.json"), "--cloud-share", "100%")
+    assert "response format" in edgewise("run", PROMPT, "--cloud", reader.url, *form, code=2).err
+    assert not any(PROMPT in str(body) for body in reader.bodies)
+
+
 def test_try_shows_what_a_reader_does(
     edgewise: Edgewise, reader: ChatReader, tmp_path: Path
 ) -> None:

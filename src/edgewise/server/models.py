@@ -120,9 +120,12 @@ def decode_request(
 
     `read` builds the prompt. `messages` is the conversation, as `marked` returns it; `format` is
     the answer's response format (None: plain text). Raises `ApiError` 404 for a model that the
-    server does not have, 400 for `stream_options` or `edgewise.pending` without `stream`.
+    server does not have, 400 for `stream_options` or `edgewise.pending` without `stream`, and
+    `UsageError` if the cloud cannot do what the model id asks of it.
     """
     policy = policy_for(answering, body.model)
+    # Here, too: once a stream has begun there is no status to refuse it by.
+    answering.pair.require_able(policy, plain=format is None)
     if body.model == CLOUD_ALONE:
         read = partial(_sent, answering, read)
     if body.stream_options and not body.stream:
