@@ -280,6 +280,18 @@ def test_private_words_leave_as_placeholders_and_come_back() -> None:
     assert "<EMAIL_1>" in served.asked[0].sentences[0]
 
 
+def test_a_passage_that_ends_like_a_private_word_is_read_with_the_next() -> None:
+    """Seen: it was written unread."""
+    mail = "it@corp.example"
+    said = Prompt(SAID.ids, (Message("user", f"{PROMPT.strip()} Ask {mail}."),))
+    edge = "Two and two are five, and so you know how to do it.\n\nThat is all.\n"
+    with reading(mends("five", "four"), edge=edge, redact="email") as (pair, served):
+        answer = pair.generate(said)
+    assert answer.text == edge.replace("five", "four")
+    assert "mid_word" not in reasons(answer)
+    assert all(mail not in str(body) for body in served.bodies)
+
+
 def test_an_unknown_placeholder_is_not_written() -> None:
     with reading(lambda asked: (0, "Write to <EMAIL_7>."), redact="email") as (pair, _):
         answer = pair.generate(SAID)

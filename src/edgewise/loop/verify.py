@@ -215,8 +215,9 @@ class Verification(Speculation):
             if self._escalation.wants(self._entropy / count):
                 flight = self._whole(ids, count)
         flight = flight or self._consults.verify(ids, count)
-        if self._passages and flight == "cost" and tip.end is None and count < self._most:
-            # A longer one costs less for each of its tokens.
+        grows = self._passages and flight in ("cost", "mid_word") and tip.end is None
+        if grows and count < self._most:
+            # A longer one costs less for each of its tokens, and may end behind a whole word.
             self._due = False
             return
         # What nobody reads is written as it comes; what costs too much, less often.
