@@ -45,8 +45,8 @@ A `Completion` holds what the cloud writes in its place; "verified" means accept
 class _Block(NamedTuple):
     """Draft tokens at positions `start` to before `end` of the ids, sent to be verified.
 
-    `flight` is the request that verifies them, or the reason why none was sent. If it is one for a
-    whole answer that does not come, `verdict` holds, if there is one.
+    `flight` is the request that verifies them, or the reason why none was sent. If it asks for a
+    whole answer, and that does not come, the earlier `verdict` on them holds.
     """
 
     start: int
