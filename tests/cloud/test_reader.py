@@ -29,15 +29,15 @@ def reading(
     said: str = "What is it?",
     redact: str | None = None,
     edge: Tokenizer = BYTES,
-) -> Generator[tuple[Callable[[Sequence[int], Sequence[int]], Completion], ChatReader]]:
+) -> Generator[tuple[Callable[..., Completion], ChatReader]]:
     """A function that has a passage read after the answer so far, and the reader."""
     served = ChatReader(judge)
     cloud = connect(served.url, edge, engine="openai", context_filter=filter_of(redact))
     prompt = Prompt(tuple(said.encode()), (Message("user", said),))
 
-    def read(before: Sequence[int], passage: Sequence[int]) -> Completion:
+    def read(before: Sequence[int], passage: Sequence[int], n: int = 0) -> Completion:
         ids = [*prompt.ids, *before, *passage]
-        return cloud.open(prompt).ask(ConsultRequest(ids, 0, 30, verify=len(passage))).result()
+        return cloud.open(prompt).ask(ConsultRequest(ids, n, 30, verify=len(passage))).result()
 
     try:
         yield read, served
@@ -90,6 +90,12 @@ def test_how_the_text_before_a_passage_ends_matters_no_more_once_it_goes_on() ->
     with reading(said="Who is it@corp.example?", redact="email") as (read, served):
         read(b"That is how to do it.\n\n", b"There is no other way.\n")
     assert shown(served.asked[0]) == ["That is how to do it.", "There is no other way."]
+
+
+def test_a_whole_answer_sends_nothing_of_the_passage_so_its_words_do_not_matter() -> None:
+    with reading(said="Who is it@corp.example?", redact="email") as (read, served):
+        assert read(b"", b"That is how to do it.\n\n", 40).ids
+    assert len(served.bodies[-1]["messages"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -144,26 +144,26 @@ class ReaderSession(CloudSession):
         """Ask for a verdict on the request's last `verify` ids; return the completion's future.
 
         The completion's `stand` counts the accepted ids; its `ids` replace the sentence that begins
-        there, and what follows that sentence is to be dropped.
-        If the request has an `n`, they are a whole new answer instead, of at most `n` ids. The
-        future fails with a `CloudError`. Raises `Blocked` if the context filter forbids sending.
+        there, and what follows that sentence is to be dropped. If the request has an `n`, they are
+        a whole new answer instead, of at most `n` ids. The future fails with a `CloudError`. Raises
+        `Blocked` if the context filter forbids sending.
         """
         if not request.verify and len(request.ids) > len(self._prompt.ids):
             return failed(CloudRejected(f"{self._cloud.name!r} continues no answer."))
         try:
             messages = self._shown_before()
-            passage = self._passage(request)
+            passage = None if request.n else self._passage(request)
         except Blocked:
             raise
         except EdgewiseError as error:
             return failed(error if isinstance(error, CloudError) else CloudError(str(error)))
-        if not passage.sentences and not request.n:
+        if passage is not None and not passage.sentences:
             done = Future[Completion]()
             nothing = Completion(ids=(), logprobs=(), stand=request.verify, cached=0, computed=0)
             done.set_result(nothing)
             return done
         client = self._clients.of(request.sent, time.monotonic() + request.deadline)
-        if request.n:
+        if passage is None:
             return self._cloud.submit(self._whole(messages, request, client), request.deadline)
         asked = question(messages, passage.before, passage.sentences)
         return self._cloud.submit(self._read(asked, passage, request, client), request.deadline)
