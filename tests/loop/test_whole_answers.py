@@ -12,11 +12,13 @@ from msgspec.structs import replace
 
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
-from edgewise.errors import CloudError
+from edgewise.errors import CloudError, CloudRejected
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.health import FAILURES, Breaker
 from edgewise.loop.policy import INITIAL_BUCKET, Escalation
+from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Constant
+from edgewise.sampling import Sampling
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict, mends
 from tests.loop.test_read_along import RIGHT, SAID, WRONG, reading, whole
 
@@ -159,3 +161,32 @@ def test_a_user_who_wants_failures_raised_is_told_of_whole_answers_that_fail(
         alone = replace(pair.policy, cloud_share=1.0)
         with pytest.raises(CloudError):
             decoder.generate(SAID, policy=alone)
+
+
+@pytest.mark.parametrize("how", ["top_k", "answered", "system", "temperature"])
+def test_what_a_cloud_cannot_be_asked_by_one_user_pauses_it_for_no_other(how: str) -> None:
+    """Seen: after three such requests nobody's answers were read."""
+    said, sampling = SAID, Sampling()
+    if how == "top_k":
+        sampling = Sampling(temperature=0.5, top_k=4)
+    elif how == "temperature":
+        sampling = Sampling(temperature=0.5)
+    else:
+        roles = {"answered": ("user", "assistant"), "system": ("system",)}[how]
+        said = Prompt(SAID.ids, tuple(Message(role, "Well?") for role in roles))
+    with reading(mends("five", "four"), form="anthropic") as (pair, served):
+        alone = replace(pair.policy.cloud_alone(), on_cloud_error="raise")
+        served.declines = frozenset(["temperature"] if how == "temperature" else [])
+        for _ in range(FAILURES):
+            with pytest.raises(CloudRejected):
+                pair.generate(said, policy=alone, sampling=sampling)
+        served.declines = frozenset()
+        assert not pair.tiers[0].breaker.is_open
+        assert pair.generate(SAID).text == RIGHT
+
+
+def test_a_cloud_that_declines_to_read_is_paused() -> None:
+    with reading(fault=lambda number: 400, edge=WRONG * 4) as (pair, _):
+        for _ in range(FAILURES):
+            pair.generate(SAID, max_tokens=100)
+        assert pair.tiers[0].breaker.is_open
