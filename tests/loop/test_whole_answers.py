@@ -22,6 +22,9 @@ from edgewise.sampling import Sampling
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict, mends
 from tests.loop.test_read_along import RIGHT, SAID, WRONG, reading, whole
 
+# A chat API would continue its end.
+ANSWERED = Prompt(SAID.ids, (Message("user", "Well?"), Message("assistant", "Well.")))
+
 
 async def never() -> str:
     await asyncio.sleep(60)
@@ -34,6 +37,14 @@ async def fails() -> str:
 
 async def nothing() -> str:
     return ""
+
+
+def due() -> Escalation:
+    """Chooses the next answer, whatever its doubt."""
+    escalation = Escalation(0.5)
+    for _ in range(8):
+        escalation.wants(0)
+    return escalation
 
 
 def breaks(breaker: Breaker) -> None:
@@ -166,14 +177,10 @@ def test_a_user_who_wants_failures_raised_is_told_of_whole_answers_that_fail(
 @pytest.mark.parametrize("how", ["top_k", "answered", "system", "temperature"])
 def test_what_a_cloud_cannot_be_asked_by_one_user_pauses_it_for_no_other(how: str) -> None:
     """Seen: after three such requests nobody's answers were read."""
-    said, sampling = SAID, Sampling()
-    if how == "top_k":
-        sampling = Sampling(temperature=0.5, top_k=4)
-    elif how == "temperature":
-        sampling = Sampling(temperature=0.5)
-    else:
-        roles = {"answered": ("user", "assistant"), "system": ("system",)}[how]
-        said = Prompt(SAID.ids, tuple(Message(role, "Well?") for role in roles))
+    system = Prompt(SAID.ids, (Message("system", "Well?"),))
+    said = {"answered": ANSWERED, "system": system}.get(how, SAID)
+    drawn = Sampling(temperature=0.5, top_k=4 if how == "top_k" else 0)
+    sampling = drawn if said is SAID else Sampling()
     with reading(mends("five", "four"), form="anthropic") as (pair, served):
         alone = replace(pair.policy.cloud_alone(), on_cloud_error="raise")
         served.declines = frozenset(["temperature"] if how == "temperature" else [])
@@ -190,3 +197,28 @@ def test_a_cloud_that_declines_to_read_is_paused() -> None:
         for _ in range(FAILURES):
             pair.generate(SAID, max_tokens=100)
         assert pair.tiers[0].breaker.is_open
+
+
+@pytest.mark.parametrize("how", ["fails", "nothing", "declined", "cost"])
+@pytest.mark.parametrize("passages", [1, 2])
+def test_where_the_whole_answer_does_not_come_its_beginning_is_read(
+    how: str, passages: int
+) -> None:
+    """Seen: where the edge is least sure its first passage was written unread."""
+    edge = "\n\n".join(WRONG.split("\n\n")[:passages])
+    limits = Limits(alone=False, answer=Decimal("0.03")) if how == "cost" else None
+    with reading(mends("five", "four"), edge=edge) as (pair, served):
+        served.whole = {"fails": fails, "nothing": nothing}.get(how, served.whole)
+        decoder = Decoder(
+            pair.edge,
+            router=Constant(0.0),
+            policy=pair.policy,
+            cloud=pair.cloud,
+            billing=limits and Billing(price_of("1,0.1,8"), limits=limits),
+            escalation=due(),
+        )
+        answer = decoder.generate(ANSWERED if how == "declined" else SAID, max_tokens=3900)
+        wanted = asked_whole(served)
+    assert answer.text == edge.replace("five", "four")
+    assert wanted == (how in ("fails", "nothing"))
+    assert {token.reason for token in answer.tokens} <= {"verified", "corrected", "span"}
