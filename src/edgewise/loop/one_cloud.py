@@ -301,9 +301,9 @@ class CloudConsults:
         `overruled`: another cloud's completion was taken. Otherwise `refused` says why this cloud's
         completion cannot be used, if it cannot.
         """
-        sent, asked = flight.sent, 0 if flight.verify else flight.ask
+        sent = flight.sent
         fault = outcome if isinstance(outcome, CloudError) else None if overruled else refused
-        self.counts.over(outcome, asked, failed=fault is not None, overruled=overruled)
+        self.counts.over(outcome, flight.ask, failed=fault is not None, overruled=overruled)
         answer = outcome if fault is None and isinstance(outcome, Completion) else None
         return Consult(
             index=index,
@@ -464,8 +464,7 @@ class CloudConsults:
 
     def _forget(self, flight: Flight) -> None:
         del self._flights[flight.position]
-        # Whole answers are outside the share.
-        self.counts.drop(0 if flight.verify else flight.ask)
+        self.counts.drop(flight.ask, whole=flight.verify > 0)
 
 
 def unsure(completion: Completion) -> float | None:

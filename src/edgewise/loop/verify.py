@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from edgewise.cloud.passages import MOST, SHORTEST, ends_passage, in_code
 from edgewise.completion import Completion, Verified
 from edgewise.edge.base import EdgeSession
@@ -183,7 +185,8 @@ class Verification(Speculation):
         elif verdict is not None and not raises:
             outcome, self.escalated = verdict, False
         elif self.escalated and not raises and count > 1:
-            again = self._consults.verify(ids, count)
+            refused = self._tip and self._refused_at(self._tip)
+            again = refused or self._consults.verify(ids, count)
         if isinstance(again, Flight):
             self._blocks.appendleft(block._replace(flight=again, verdict=verdict))
             return
@@ -198,6 +201,12 @@ class Verification(Speculation):
                 self._verdicts[place] = "verified" if stands else BreaksGrammar.reason
             if outcome.ids:
                 self._verdicts[start + outcome.stand] = outcome
+
+    def charged(self, budget: Budget) -> Budget:
+        """Return `budget` with whole answers that came too late as charged."""
+        # All that a verdict brings is charged already.
+        brought = self._consults.writer.brought
+        return budget if budget.charged >= brought else replace(budget, charged=brought)
 
     def drop(self, position: int) -> int:
         """Drop all drafts, blocks and verdicts; roll the edge back to its first `position` ids.
@@ -249,7 +258,7 @@ class Verification(Speculation):
 
     def _refused_at(self, tip: State) -> Reason | None:
         refuses, passages = self._rules.policy.refuses, self._passages
-        return self._refused or refuses(tip.budget, first=False, passages=passages)
+        return self._refused or refuses(self.charged(tip.budget), first=False, passages=passages)
 
 
 def _is_over(flight: Flight | Reason) -> bool:
