@@ -12,13 +12,18 @@ from msgspec.structs import replace
 
 from edgewise.costs.meter import Billing, Limits
 from edgewise.costs.price import price_of
-from edgewise.errors import CloudError
+from edgewise.errors import CloudError, CloudRejected
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.health import FAILURES, Breaker
 from edgewise.loop.policy import INITIAL_BUCKET, Escalation
+from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Constant
+from edgewise.sampling import Sampling
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict, mends
-from tests.loop.test_read_along import RIGHT, SAID, WRONG, reading, whole
+from tests.loop.test_read_along import RIGHT, SAID, WRONG, reading, reasons, whole
+
+# A chat API would continue its end.
+ANSWERED = Prompt(SAID.ids, (Message("user", "Well?"), Message("assistant", "Well.")))
 
 
 async def never() -> str:
@@ -32,6 +37,14 @@ async def fails() -> str:
 
 async def nothing() -> str:
     return ""
+
+
+def due() -> Escalation:
+    """Chooses the next answer, whatever its doubt."""
+    escalation = Escalation(0.5)
+    for _ in range(8):
+        escalation.wants(0)
+    return escalation
 
 
 def breaks(breaker: Breaker) -> None:
@@ -58,7 +71,7 @@ def test_a_whole_answer_in_vain_costs_the_share_nothing(how: str) -> None:
                 breaks(decoder.tiers[0].breaker)
             usage = None if how == "left" else collect(events).usage
         assert events.budget.bucket >= INITIAL_BUCKET
-    assert usage is None or (usage.wasted_tokens, usage.escalated) == (0, False)
+    assert usage is None or (usage.wasted_tokens, usage.escalated) == (600, False)
 
 
 def test_no_whole_answer_is_asked_for_to_test_the_link() -> None:
@@ -159,3 +172,96 @@ def test_a_user_who_wants_failures_raised_is_told_of_whole_answers_that_fail(
         alone = replace(pair.policy, cloud_share=1.0)
         with pytest.raises(CloudError):
             decoder.generate(SAID, policy=alone)
+
+
+@pytest.mark.parametrize("how", ["top_k", "answered", "system", "temperature"])
+def test_what_a_cloud_cannot_be_asked_by_one_user_pauses_it_for_no_other(how: str) -> None:
+    """Seen: after three such requests nobody's answers were read."""
+    system = Prompt(SAID.ids, (Message("system", "Well?"),))
+    said = {"answered": ANSWERED, "system": system}.get(how, SAID)
+    drawn = Sampling(temperature=0.5, top_k=4 if how == "top_k" else 0)
+    sampling = drawn if said is SAID else Sampling()
+    with reading(mends("five", "four"), form="anthropic") as (pair, served):
+        alone = replace(pair.policy.cloud_alone(), on_cloud_error="raise")
+        served.declines = frozenset(["temperature"] if how == "temperature" else [])
+        for _ in range(FAILURES):
+            with pytest.raises(CloudRejected):
+                pair.generate(said, policy=alone, sampling=sampling)
+        served.declines = frozenset()
+        assert not pair.tiers[0].breaker.is_open
+        assert pair.generate(SAID).text == RIGHT
+
+
+def test_a_cloud_that_declines_to_read_is_paused() -> None:
+    def declines(_: int) -> int:
+        return 400
+
+    with reading(fault=declines, edge=WRONG * 4) as (pair, _):
+        for _ in range(FAILURES):
+            pair.generate(SAID, max_tokens=100)
+        assert pair.tiers[0].breaker.is_open
+
+
+@pytest.mark.parametrize("how", ["fails", "nothing", "declined", "cost"])
+@pytest.mark.parametrize("passages", [1, 2])
+def test_where_the_whole_answer_does_not_come_its_beginning_is_read(
+    how: str, passages: int
+) -> None:
+    """Seen: where the edge is least sure its first passage was written unread."""
+    edge = "\n\n".join(WRONG.split("\n\n")[:passages])
+    limits = Limits(alone=False, answer=Decimal("0.03")) if how == "cost" else None
+    with reading(mends("five", "four"), edge=edge) as (pair, served):
+        served.whole = {"fails": fails, "nothing": nothing}.get(how, served.whole)
+        decoder = Decoder(
+            pair.edge,
+            router=Constant(0.0),
+            policy=pair.policy,
+            cloud=pair.cloud,
+            billing=limits and Billing(price_of("1,0.1,8"), limits=limits),
+            escalation=due(),
+        )
+        answer = decoder.generate(ANSWERED if how == "declined" else SAID, max_tokens=3900)
+        wanted = asked_whole(served)
+    assert answer.text == edge.replace("five", "four")
+    assert wanted == (how in ("fails", "nothing"))
+    assert {token.reason for token in answer.tokens} <= {"verified", "corrected", "span"}
+
+
+@pytest.mark.parametrize("first", ["whole", "read"])
+@pytest.mark.parametrize("how", ["timeout", "circuit_open"])
+def test_a_whole_answer_that_is_late_is_wasted_and_counts_against_the_cap(
+    first: str, how: str
+) -> None:
+    """Seen: as much again was corrected behind it, and none of it was wasted."""
+    seen: list[Asked] = []
+
+    def judge(asked: Asked) -> Verdict:
+        seen.append(asked)
+        return (0, "It is four.") if first == "read" else (len(asked.sentences), None)
+
+    policy = {"max_cloud_tokens": 100, "deadline": 0.3 if how == "timeout" else 3}
+    with reading(judge, edge=WRONG * 4, policy=policy) as (pair, served):
+        decoder = Decoder(
+            pair.edge,
+            router=Constant(0.0),
+            policy=pair.policy,
+            cloud=pair.cloud,
+            escalation=due() if first == "whole" else Escalation(0.5),
+        )
+        assert decoder.escalation is not None
+        if first == "read":
+            decoder.escalation.wants(0)
+
+        async def late() -> str:
+            if how == "circuit_open":
+                breaks(decoder.tiers[0].breaker)
+            return await never()
+
+        served.whole = late
+        answer = decoder.generate(SAID, max_tokens=300)
+    told = reasons(answer)
+    assert answer.text.startswith("It is four." if first == "read" else WRONG)
+    assert "cap" in told
+    assert answer.usage.wasted_tokens == 100
+    assert answer.usage.cloud_tokens == (len("It is four.\n\n") if first == "read" else 0)
+    assert len(seen) == (first == "read")

@@ -19,9 +19,10 @@ class CloudCounts:
     `wanted`, `calls`, `failed` and `wrote` are those of `TierUsage`. `dropped` counts requests
     whose outcome the answer did not wait for. `brought` counts the tokens that the cloud returned,
     and those of requests that were dropped or timed out. `unused` counts the part of `brought` from
-    requests that were dropped or overruled (another cloud's completion was taken). `cached` and
-    `computed` count prompt tokens by its usage reports, None once a report lacked that count;
-    `written` counts the tokens it wrote, in its own vocabulary.
+    requests that were dropped or overruled (another cloud's completion was taken), but for whole
+    answers, which are outside the share. `cached` and `computed` count prompt tokens by its usage
+    reports, None once a report lacked that count; `written` counts the tokens it wrote, in its own
+    vocabulary.
     """
 
     def __init__(self, sent: SentAnswer) -> None:
@@ -58,11 +59,14 @@ class CloudCounts:
         self.brought += lost
         self.unused += lost if overruled else 0
 
-    def drop(self, asked: int) -> None:
-        """Count a request that nobody awaits now: its `asked` tokens are `brought` and `unused`."""
+    def drop(self, asked: int, *, whole: bool) -> None:
+        """Count a request that nobody awaits now: its `asked` tokens are `brought` and `unused`.
+
+        Those of a `whole` answer are `brought` alone.
+        """
         self.dropped += 1
         self.brought += asked
-        self.unused += asked
+        self.unused += 0 if whole else asked
 
 
 class AnswerCounts:

@@ -164,6 +164,8 @@ class Generation(Iterator[Event]):
 
     def _verify(self, drafts: Verification) -> None:
         """Write the first draft token, or the cloud's correction, once its verdict is there."""
+        # First: what comes of a verdict before a whole answer is still within the cap.
+        self._state = replace(self._state, budget=drafts.charged(self._state.budget))
         verdict = drafts.verdict(wait=False)
         if verdict is None:
             if (draft := drafts.ahead(self._state)) is not None:

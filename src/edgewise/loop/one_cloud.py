@@ -14,7 +14,14 @@ from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
 from edgewise.cloud.record import SentAnswer
 from edgewise.completion import Completion, Outgoing
 from edgewise.costs.meter import AnswerCosts
-from edgewise.errors import Blocked, CloudError, CloudTimeout, NothingUsable, require
+from edgewise.errors import (
+    Blocked,
+    CloudError,
+    CloudRejected,
+    CloudTimeout,
+    NothingUsable,
+    require,
+)
 from edgewise.events import Consult
 from edgewise.loop.counts import CloudCounts
 from edgewise.loop.health import Breaker, Latency
@@ -244,9 +251,11 @@ class CloudConsults:
             if (late := isinstance(error, CloudTimeout)) and self.ignores_breaker:
                 error.hint, error.setting = "allow a consult more", "deadline"
             self._charge(0 if late else -flight.ask)
+            whole = flight.verify and flight.ask
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()
-            else:
+            # A whole answer is declined for its own messages or sampling, which a verdict lacks.
+            elif not (whole and isinstance(error, CloudRejected)):
                 # A link that could not be made for so long was as silent.
                 slow = (flight.landed_at or begun) - flight.sent_at > flight.deadline / 2
                 self._breaker.failed(silent=late or slow)
@@ -292,9 +301,9 @@ class CloudConsults:
         `overruled`: another cloud's completion was taken. Otherwise `refused` says why this cloud's
         completion cannot be used, if it cannot.
         """
-        sent, asked = flight.sent, 0 if flight.verify else flight.ask
+        sent = flight.sent
         fault = outcome if isinstance(outcome, CloudError) else None if overruled else refused
-        self.counts.over(outcome, asked, failed=fault is not None, overruled=overruled)
+        self.counts.over(outcome, flight.ask, failed=fault is not None, overruled=overruled)
         answer = outcome if fault is None and isinstance(outcome, Completion) else None
         return Consult(
             index=index,
@@ -455,8 +464,7 @@ class CloudConsults:
 
     def _forget(self, flight: Flight) -> None:
         del self._flights[flight.position]
-        # Whole answers are outside the share.
-        self.counts.drop(0 if flight.verify else flight.ask)
+        self.counts.drop(flight.ask, whole=flight.verify > 0)
 
 
 def unsure(completion: Completion) -> float | None:

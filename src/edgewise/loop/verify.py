@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from edgewise.cloud.passages import MOST, SHORTEST, ends_passage, in_code
 from edgewise.completion import Completion, Verified
 from edgewise.edge.base import EdgeSession
@@ -164,22 +166,30 @@ class Verification(Speculation):
         return self._verdicts.pop(at)
 
     def _settle(self, block: _Block) -> None:
-        """Wait for the verdicts on a block; where nothing of the first stands, ask for more."""
+        """Wait for the verdicts on a block; where nothing of the first stands, ask for more.
+
+        What a whole answer that does not come was to replace is read, but for a first token alone.
+        """
         start, end, outcome, verdict = block
-        places = range(start, end)
+        places, again = range(start, end), None
+        self.escalated = isinstance(outcome, Flight) and outcome.ask > 0
         if isinstance(outcome, Flight):
             self.rest()
-            self.escalated = outcome.ask > 0
             outcome, event = self._consults.outcome(outcome, start - self._rules.prompt)
             self.over.append(event)
-        if isinstance(outcome, Completion) and self._nothing_stands(outcome):
-            whole = self._whole([*self._ids, *self.drafts[: len(places)]], len(places))
-            if isinstance(whole, Flight):
-                self._blocks.appendleft(block._replace(flight=whole, verdict=outcome))
-                return
+        ids, count = [*self._ids, *self.drafts[: len(places)]], len(places)
         raises = isinstance(outcome, CloudError) and self._rules.policy.raises(outcome)
-        if verdict is not None and not (raises or isinstance(outcome, Completion)):
+        if isinstance(outcome, Completion):
+            if self._nothing_stands(outcome):
+                again, verdict = self._whole(ids, count), outcome
+        elif verdict is not None and not raises:
             outcome, self.escalated = verdict, False
+        elif self.escalated and not raises and count > 1:
+            refused = self._tip and self._refused_at(self._tip)
+            again = refused or self._consults.verify(ids, count)
+        if isinstance(again, Flight):
+            self._blocks.appendleft(block._replace(flight=again, verdict=verdict))
+            return
         if not isinstance(outcome, Completion):
             self._verdicts.update(dict.fromkeys(places, outcome))
         elif outcome.stand is None:
@@ -191,6 +201,12 @@ class Verification(Speculation):
                 self._verdicts[place] = "verified" if stands else BreaksGrammar.reason
             if outcome.ids:
                 self._verdicts[start + outcome.stand] = outcome
+
+    def charged(self, budget: Budget) -> Budget:
+        """Return `budget` with whole answers that came too late as charged."""
+        # All that a verdict brings is charged already.
+        brought = self._consults.writer.brought
+        return budget if budget.charged >= brought else replace(budget, charged=brought)
 
     def drop(self, position: int) -> int:
         """Drop all drafts, blocks and verdicts; roll the edge back to its first `position` ids.
@@ -213,7 +229,8 @@ class Verification(Speculation):
         if flight is None and first and self._escalation is not None and not self._weighed:
             self._weighed = True
             if self._escalation.wants(self._entropy / count):
-                flight = self._whole(ids, count)
+                whole = self._whole(ids, count)
+                flight = whole if isinstance(whole, Flight) or count == 1 else None
         flight = flight or self._consults.verify(ids, count)
         grows = self._passages and flight in ("cost", "mid_word") and tip.end is None
         if grows and count < self._most:
@@ -241,7 +258,7 @@ class Verification(Speculation):
 
     def _refused_at(self, tip: State) -> Reason | None:
         refuses, passages = self._rules.policy.refuses, self._passages
-        return self._refused or refuses(tip.budget, first=False, passages=passages)
+        return self._refused or refuses(self.charged(tip.budget), first=False, passages=passages)
 
 
 def _is_over(flight: Flight | Reason) -> bool:
