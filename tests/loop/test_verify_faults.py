@@ -16,7 +16,7 @@ from edgewise.cloud.record import PayloadsFile, SentRecord
 from edgewise.costs.meter import Billing
 from edgewise.costs.price import price_of
 from edgewise.edge.base import Floats
-from edgewise.errors import CloudUnavailable, EdgeError
+from edgewise.errors import CloudRejected, CloudUnavailable, EdgeError
 from edgewise.events import Event, Finished, Pending, Token
 from edgewise.gateway.local import LocalEngine
 from edgewise.loop import verify
@@ -150,6 +150,17 @@ def test_the_cloud_reads_on_once_it_is_back() -> None:
     order = [reasons.index(one) for one in ("unavailable", "circuit_open", "corrected")]
     assert order == sorted(order)
     assert reasons[-1] == "verified"
+
+
+@pytest.mark.parametrize("answers", [1, 3])
+def test_what_one_answer_is_declined_for_pauses_the_cloud_for_no_other(answers: int) -> None:
+    """One that is too long for the cloud is declined each time; one that declines all is left."""
+    breaker = Breaker(clock=lambda: 0.0)
+    cloud = cloud_of(fault=lambda ask: CloudRejected("too long."))
+    decoder = verifying(saying(EDGE * 9, unsure=range(0, 99, 4)), cloud, breaker=breaker)
+    for _ in range(answers):
+        decoder.generate(IDS)
+    assert breaker.is_open == (answers == 3)
 
 
 def open_breaker() -> Breaker:

@@ -144,6 +144,7 @@ class CloudConsults:
         # Where only the cloud will do, a pause would hide that it is gone.
         self.ignores_breaker = rules.policy.requires_cloud
         self._first, self._closed = True, False
+        self._told = False  # whether the breaker knows that the cloud declines this answer
         self._flights: dict[int, Flight] = {}
 
     def prefetch(self, ids: Sequence[int], budget: Budget) -> None:
@@ -251,11 +252,13 @@ class CloudConsults:
             if (late := isinstance(error, CloudTimeout)) and self.ignores_breaker:
                 error.hint, error.setting = "allow a consult more", "deadline"
             self._charge(0 if late else -flight.ask)
-            whole = flight.verify and flight.ask
+            # A whole answer is declined for its own messages or sampling, which a verdict lacks, and
+            # one that is too long for the cloud each time: that says little of other answers.
+            declined, whole = isinstance(error, CloudRejected), flight.verify and flight.ask
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()
-            # A whole answer is declined for its own messages or sampling, which a verdict lacks.
-            elif not (whole and isinstance(error, CloudRejected)):
+            elif not (declined and (whole or self._told)):
+                self._told = declined
                 # A link that could not be made for so long was as silent.
                 slow = (flight.landed_at or begun) - flight.sent_at > flight.deadline / 2
                 self._breaker.failed(silent=late or slow)
