@@ -252,8 +252,8 @@ class CloudConsults:
             if (late := isinstance(error, CloudTimeout)) and self.ignores_breaker:
                 error.hint, error.setting = "allow a consult more", "deadline"
             self._charge(0 if late else -flight.ask)
-            # A whole answer is declined for its own messages or sampling, which a verdict lacks, and
-            # one that is too long for the cloud each time: that says little of other answers.
+            # A whole answer is declined for its own messages or sampling, one that is too long for
+            # the cloud each time: that says little of other answers.
             declined, whole = isinstance(error, CloudRejected), flight.verify and flight.ask
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()
