@@ -23,6 +23,7 @@ from edgewise import (
 )
 from edgewise.addresses import bundled
 from edgewise.cloud.adapter.ids import Adapter
+from edgewise.edge.base import EdgeAbilities
 from edgewise.errors import CloudUnavailable, ModelError, UsageError
 from edgewise.loop.decoder import collect
 from edgewise.loop.policy import INITIAL_BUCKET
@@ -434,3 +435,14 @@ def test_a_chat_is_greedy_beside_a_cloud_that_reads(form: Any) -> None:
 
 def test_a_chat_is_greedy_where_the_pair_is_bundled(alone: Pair) -> None:
     assert alone.chat_sampling is None
+
+
+def test_a_cloud_that_reads_is_refused_beside_an_edge_that_cannot_roll_back() -> None:
+    """Seen: it was asked to continue the answer, and failed each time."""
+    edge = ScriptedEdge(noise(), abilities=EdgeAbilities(text=True, rewinds="no"))
+    with (
+        closing(ChatReader()) as served,
+        pytest.raises(UsageError, match="reads passages"),
+        Pair(edge, cloud=served.url, cloud_engine="openai"),
+    ):
+        pass

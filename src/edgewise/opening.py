@@ -167,7 +167,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
     by_words = edge.abilities.text
     for cloud, share, threshold in zip(clouds, [None, *shares], thresholds, strict=bool(clouds)):
         trusted = is_trusted(settings, cloud.name) or bool(further and cloud.here)
-        if by_words and cloud.boundaries is None:
+        if by_words and cloud.boundaries is None and not cloud.reads_passages:
             own = edge.tokenizer
             cloud = Adapter(cloud, own=own, edge=own)
         by_words = by_words or cloud.boundaries is not None

@@ -204,6 +204,20 @@ def test_a_deadline_ends_a_long_answer() -> None:
         cloud.open(PROMPT).ask(ConsultRequest(IDS, 100, 0.2)).result()
 
 
+def test_a_consult_that_is_cancelled_ends_at_its_next_token(
+    cloud: LocalCloud, script: Held, model: ScriptedEdge
+) -> None:
+    session, passes = cloud.open(PROMPT), list[int]()
+    script._script = lambda ids: passes.append(len(ids)) or replying("x" * 99, prompt="")(ids)
+    running, waiting = (session.ask(ConsultRequest(IDS, 20, 60)) for _ in range(2))
+    assert script.asked.wait(60)
+    assert running.cancel()
+    assert waiting.cancel()
+    script.let.set()
+    assert session.ask(ConsultRequest(IDS, 1, 60)).result().ids == (*b"x",)
+    assert passes == [len(IDS)]
+
+
 @pytest.mark.parametrize(("n", "written"), [(2, 2), (3, 3), (4, 4), (9, 4)])
 def test_a_completion_ends_with_the_context(n: int, written: int) -> None:
     """Its last id may stand behind it: nothing is computed after that."""

@@ -85,6 +85,13 @@ def priced(answer: str) -> Question:
         ("A department store has such doors.", True, False),
         ("The answer is a mall.", False, False),
         ("A person is the answer.", False, False),
+        # However the letter is wrapped.
+        ("Answer: [C]", True, False),
+        ("Answer: {C}", True, False),
+        ("Answer: 'C'", True, False),
+        ("Answer: Option C", True, False),
+        ("The answer is Choice C.", True, False),
+        ("Answer: The department store", True, False),
         # The choices told once more.
         (f"The answer is C.\n\nThe choices were:\n{LISTED}", True, False),
         (f"{LISTED}\n\nAnswer: C", True, True),
@@ -99,6 +106,28 @@ def priced(answer: str) -> Question:
 )
 def test_choices(text: str, right: bool, strict: bool) -> None:
     assert (is_right(DOOR, text), is_strictly_right(DOOR, text)) == (right, strict)
+
+
+@pytest.mark.parametrize("letter", "ABC")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is {}) {}.",
+        "Final answer: {}) {}",
+        "**{}) {}**",
+        "Answer:\n{}) {}",
+        "Answer: {}) {}\n\nThe rest do not fit.",
+        "At first glance the answer is D. But the answer is {}) {}.",
+        "Answer: Option {}",
+        "Answer: [{}]",
+    ],
+)
+def test_a_label_is_no_article(letter: str, text: str) -> None:
+    """A bracket behind it tells "A) river" from "a river"."""
+    assert DOOR.choices is not None
+    choice = DOOR.choices["ABC".index(letter)]
+    asked = msgspec.structs.replace(DOOR, answer=choice)
+    assert is_right(asked, text.format(letter, choice))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A GGUF in the gateway's own process: any file, verified by it, tenants apart."""
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,8 +18,10 @@ from edgewise.gateway.fleet import engines_at
 from edgewise.gateway.local import LocalEngine
 from edgewise.prompts import Prompt
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import ScriptedEdge, noise
+from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from tests import models
+from tests.gateway.plain_client import check, opened
+from tests.gateway.processes import until
 from tests.gateway.running import Running, device, gateway
 
 PROMPT = list(range(10, 50))
@@ -148,3 +151,33 @@ def test_its_options_are_honoured(long_path: Path) -> None:
     asyncio.run(asked(128))
     with pytest.raises(CloudRejected):
         asyncio.run(asked(64))
+
+
+@pytest.mark.parametrize(("n", "verify"), [(4096, 0), (0, 4095)])
+@pytest.mark.parametrize("how", ["cancelled", "deadline"])
+def test_what_nobody_waits_for_ends(
+    monkeypatch: pytest.MonkeyPatch, how: str, n: int, verify: int
+) -> None:
+    """It would keep its slot busy for minutes, and all who come after it would wait."""
+    rows: list[int] = []
+
+    def script(ids: Sequence[int]) -> Floats:
+        rows.append(len(ids))
+        time.sleep(0.005)
+        return replying("x" * 9000, prompt="")(ids)
+
+    def scripted(*_: object, **__: object) -> ScriptedEdge:
+        return ScriptedEdge(script, context=9000)
+
+    monkeypatch.setattr(local, "LlamaModel", scripted)
+    with gateway([LocalEngine(slots=1)]) as running, opened(running.url) as client:
+        ids, begun = [1] * 4096, len(rows)
+        deadline = 200 if how == "deadline" else 60_000
+        client.send([3, 1, 0, ids, check(ids), n, deadline, 0, None, verify])
+        until(lambda: len(rows) > begun)
+        if how == "cancelled":
+            client.send([4, 1])
+        else:
+            assert client.receive()[:3] == [19, 1, "timeout"]
+        assert client.ask(2, 0, [1], 1, 9000)[0] == 17
+    assert len(rows) < begun + 1000

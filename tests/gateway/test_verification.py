@@ -83,6 +83,22 @@ def test_what_cannot_be_asked_is_refused_and_the_session_goes_on(
     assert client.ask(2, 0, IDS, *VERIFY)[0] == 17
 
 
+@pytest.mark.parametrize("reads_once", [False, True])
+def test_no_ask_exhausts_a_gateway_whose_engine_reads_a_prompt_for_each_id(
+    engine: VerifyingEngine, client: PlainClient, *, reads_once: bool
+) -> None:
+    """1500 ids, all but one to be verified, would be two million in a thousand prompts."""
+    engine.reads_once = reads_once
+    engine.reads = lambda ids, n: Completion(ids=(), logprobs=(), verified=(TRUE,) * n)
+    reply = client.ask(1, 0, [1] * 1500, 0, 20_000, 0, None, 1499)
+    assert (reply[0] == 17, engine.asked) == (reads_once, int(reads_once))
+    if not reads_once:
+        said = "Of 1500 ids 1499 cannot be verified; verify fewer in an ask."
+        assert reply[1:4] == [1, "rejected", said]
+    # A block of a device, behind more than most models take.
+    assert client.ask(2, 0, [1] * 131_072, 0, 20_000, 0, None, 16)[0] == 17
+
+
 def test_more_than_any_gateway_verifies_is_no_frame(client: PlainClient) -> None:
     client.send([3, 1, 0, IDS, check(IDS), 0, 5000, 0, None, 4097])
     assert client.receive()[:3] == [19, None, "protocol"]

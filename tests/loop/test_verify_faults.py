@@ -173,6 +173,17 @@ def test_what_nobody_reads_is_written_as_it_comes(why: str) -> None:
     assert cloud.asks == []
 
 
+@pytest.mark.parametrize("bucket", [-94.0, 0.0])
+def test_an_answer_that_debt_keeps_from_the_cloud_is_not_read_ahead(bucket: float) -> None:
+    """Not even once it has earned as much as an answer needs at its beginning."""
+    cloud = cloud_of()
+    decoder = verifying(saying(EDGE), cloud, cloud_share=0.9)
+    with decoder.stream(IDS, budget=Budget(bucket=bucket)) as events:
+        collect(events)
+    assert cloud.prefetched[:1] == ([(*IDS,)] if bucket == 0 else [])
+    assert bool(cloud.asks) == (bucket == 0)
+
+
 def test_a_cap_that_is_spent_ends_the_sending() -> None:
     cloud = cloud_of()
     answer = verifying(saying(EDGE), cloud, max_cloud_tokens=1).generate(IDS)

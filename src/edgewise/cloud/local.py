@@ -89,10 +89,16 @@ class LocalSession(CloudSession):
         self._eos_ids = cloud.model.tokenizer.eos_ids
         self._session: EdgeSession | None = None
         self._closing = threading.Event()
+        self._asked = Future[Completion]()  # what the thread works on
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        return self._submit(partial(self._answer, request, time.monotonic() + request.deadline))
+        """Implement `CloudSession.ask`; a consult that is cancelled ends at its next token."""
+        # The thread's own future cannot be cancelled any more once the thread works on it.
+        asked, end = Future[Completion](), time.monotonic() + request.deadline
+        done = self._submit(partial(self._answer, request, end, asked))
+        done.add_done_callback(partial(_hand_over, asked))
+        return asked
 
     def forget(self) -> None:
         """Empty the KV cache, once the consults sent before this call are done."""
@@ -146,8 +152,10 @@ class LocalSession(CloudSession):
         finally:
             self._cloud.sessions.discard(self)
 
-    def _answer(self, request: ConsultRequest, end: float) -> Completion:
-        started = time.monotonic()
+    def _answer(
+        self, request: ConsultRequest, end: float, asked: "Future[Completion]"
+    ) -> Completion:
+        started, self._asked = time.monotonic(), asked
         try:
             self._require_time(end)
             return self._write(request, started, end)
@@ -231,5 +239,17 @@ class LocalSession(CloudSession):
         if self._closing.is_set() or self._cloud.closed:
             # Not a timeout: that would lengthen the deadlines of every other answer.
             raise CloudUnavailable("The cloud model was closed before it replied.")
+        if self._asked.cancelled():
+            raise CloudUnavailable("The consult was cancelled.")
         if time.monotonic() > end:
             raise CloudTimeout("The cloud model did not answer before the deadline.")
+
+
+def _hand_over(asked: "Future[Completion]", done: "Future[Completion]") -> None:
+    """Give `asked` the outcome of `done`, unless it was cancelled."""
+    if not asked.set_running_or_notify_cancel():
+        return
+    if (error := done.exception()) is not None:
+        asked.set_exception(error)
+    else:
+        asked.set_result(done.result())

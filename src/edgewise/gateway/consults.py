@@ -14,7 +14,11 @@ from edgewise.gateway.metrics import GatewayMetrics
 from edgewise.gateway.sessions import Session
 from edgewise.keys.keys import ANYBODY, Key
 from edgewise.keys.limits import KeyLimits, OverLimit
-from edgewise.wire.protocol import Ask, Failed, Ledger, Reply, request_id, unpacked
+from edgewise.wire.protocol import MAX_IDS, Ask, Failed, Ledger, Reply, request_id, unpacked
+
+MOST_READ = 16 * MAX_IDS
+"""Most ids of a verification for which an engine is sent a prompt for each draft token: enough for
+the longest block of a device behind the longest prefix."""
 
 _SAID = {
     "timeout": "The engine did not answer in time.",
@@ -108,11 +112,13 @@ class KeyedConsults:
         """Raises `UsageError` for an `Ask` that no engine here could answer."""
         n, verify, able = frame.n, frame.verify, self.fleet.verifies
         few = f"Of {held} ids {verify} cannot be verified"
+        read = 0 if self.fleet.reads_once else held * verify
         for wrong, message, hint in (
             (not n and not verify, "The ask is for nothing", "ask for n or verify of at least 1"),
             (n and verify, "An ask writes or verifies, not both", "let one of them be 0"),
             (verify and not able, "The gateway's engines cannot verify tokens", "ask without"),
             (verify and verify >= held, few, "send at least one id before"),
+            (read > MOST_READ, few, "verify fewer in an ask"),
         ):
             if wrong:
                 raise UsageError(message, hint=hint)

@@ -255,6 +255,11 @@ class Fleet:
         """Whether every engine can verify draft tokens."""
         return all(replica.engine.verifies for replica in self.replicas)
 
+    @property
+    def reads_once(self) -> bool:
+        """Whether every engine verifies all draft tokens by one prompt, not by one for each."""
+        return all(replica.engine.reads_once for replica in self.replicas)
+
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:

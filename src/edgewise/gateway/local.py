@@ -29,7 +29,7 @@ class LocalEngine(Engine):
     """
 
     dialect = "llama.cpp"
-    verifies = True
+    verifies = reads_once = True
 
     def __init__(
         self, address: str = "bundled", options: EdgeOptions | None = None, *, slots: int = SLOTS

@@ -179,14 +179,14 @@ class Decoder:
                 # An edited message, or a template that rewrites the last turn, comes back to there.
                 edge.checkpoint(last_turn(rules.tokenizer, prompt))
             consults = self._consults(prompt, ids, rules, tiers, costs, stack)
-            if consults and consults.prefetches:
-                # While the edge reads the prompt the cloud can, too.
-                consults.prefetch(ids, budget)
             speculation = Speculation(ids, edge, router, consults, rules)
             if rules.verify and consults is not None:
                 speculation = Verification(
                     ids, edge, consults, rules, budget, self._escalates(rules)
                 )
+            if consults and consults.prefetches:
+                # While the edge reads the prompt the cloud can, too.
+                consults.prefetch(ids, budget)
             return Generation(
                 ids,
                 rules,

@@ -85,6 +85,8 @@ class Verification(Speculation):
         self._refused: Reason | None = None
         if not consults.passages:
             self._refused = rules.policy.refuses(budget, first=True)
+            # What is never asked for need not be read ahead.
+            consults.prefetches &= self._refused is None
         self._blocks: deque[_Block] = deque()
         self._verdicts: dict[int, Verdict] = {}
         self._unsent = 0

@@ -30,9 +30,10 @@ _CUE = re.compile(
     r"(?:\s+(?:is|be|was)\b\s*:?|\s*[:=]|\s+[-–—](?=\s))",
     re.IGNORECASE,
 )
+# A capital "A" may be a choice's letter.
 _FILLER = re.compile(
-    r"(?:(?:most likely|likely|probably|therefore|thus|then|clearly|indeed|simply|option|choice|"
-    r"letter|the|an?)\s+)+"
+    r"(?:(?:(?i:most likely|likely|probably|therefore|thus|then|clearly|indeed|simply|option|"
+    r"choice|letter|the)|an?)\s+)+"
 )
 _RIGHT = re.compile(
     r"\s+(?:is|seems|would be)\s+(?:(?:most )?[a-z]+ly\s+)?"
@@ -188,7 +189,7 @@ def _first(rest: str, choices: Sequence[str]) -> tuple[set[str], str] | None:
     If letter and text do not agree, both choices are returned.
     """
     letters = LETTERS[: len(choices)]
-    label = re.match(rf"\(?([{letters}])\b\)?", rest, re.IGNORECASE)
+    label = re.match(rf"[(\[{{'\"]?([{letters}])\b(?:[)\]}}'\"](?!\w))?", rest, re.IGNORECASE)
     text = _text(rest, choices)
     if text and (label is None or len(text[0]) > 1):
         after = re.match(rf"\s*\(([{letters}])\)", text[1], re.IGNORECASE)
@@ -210,9 +211,9 @@ def _first(rest: str, choices: Sequence[str]) -> tuple[set[str], str] | None:
 
 
 def _is_label(label: "re.Match[str]", rest: str) -> bool:
-    """Whether a letter stands for a choice: "A", "(a)" or "a.", not the word in "a job"."""
+    """Whether a letter stands for a choice: "A", "(a)", "A)" or "a.", not the word in "a job"."""
     after = rest[label.end() :]
-    if label[0].startswith("("):
+    if len(label[0]) > 1:
         return True
     if label[1].islower():
         return re.match(r"\s*(?:$|[.:,;)])", after) is not None
