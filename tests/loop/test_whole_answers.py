@@ -5,6 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from decimal import Decimal
+from typing import Literal
 
 import pytest
 from aiohttp import web
@@ -265,3 +266,18 @@ def test_a_whole_answer_that_is_late_is_wasted_and_counts_against_the_cap(
     assert answer.usage.wasted_tokens == 100
     assert answer.usage.cloud_tokens == (len("It is four.\n\n") if first == "read" else 0)
     assert len(seen) == (first == "read")
+
+
+@pytest.mark.parametrize("failures", ["edge", "raise"])
+@pytest.mark.parametrize("cuts", [True, False])
+def test_a_whole_answer_of_the_cloud_alone_that_is_cut_ends_there(
+    failures: Literal["edge", "raise"], cuts: bool
+) -> None:
+    """Seen: the edge went on in the middle of a word, as if it were the cloud."""
+    with reading() as (pair, served):
+        served.cuts = cuts
+        alone = replace(pair.policy.cloud_alone(), on_cloud_error=failures)
+        answer = pair.generate(SAID, policy=alone, max_tokens=400)
+    assert answer.text == "A whole answer."
+    assert answer.finish_reason == ("length" if cuts else "stop")
+    assert answer.usage.edge_tokens == 0

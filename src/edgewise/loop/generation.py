@@ -221,6 +221,9 @@ class Generation(Iterator[Event]):
         if whole:
             state = replace(state, budget=replace(state.budget, bucket=self._state.budget.bucket))
         self._counts.escalated |= whole
+        if whole and state.unwritten and self._rules.policy.cloud_share == 1:
+            # Where it is cut, the edge's words would pass for the cloud's.
+            self._rules = self._rules._replace(max_tokens=state.index + len(state.unwritten))
         chosen = state.unwritten[0] if state.unwritten else step
         reason = "corrected" if state.unwritten else BreaksGrammar.reason
         self._write(state, chosen, reason, step, threshold, ratio)
