@@ -171,6 +171,33 @@ def test_a_llama_server_that_writes_no_block_is_asked_for_each_id(fault: Misdeed
         assert server.asked == 4
 
 
+TEXT = list("a\N{GRINNING FACE}b\N{CJK UNIFIED IDEOGRAPH-6F22}".encode())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, len(TEXT)])
+def test_tokens_inside_a_character_are_verified(count: int) -> None:
+    """A llama-server reports nothing of a token that it wrote there."""
+    with closing(ScriptedEngine(script=lambda ids: TEXT[len(ids) - len(PREFIX)])) as server:
+        cloud = open_engine(server.url)
+        assert isinstance(cloud, EngineCloud)
+        with closing(cloud):
+            for end in range(count, len(TEXT) + 1):
+                found = verify(cloud, [*PREFIX, *TEXT[:end]], count).verified
+                assert [one.id for one in found] == TEXT[end - count : end]
+                assert {(one.logprob, one.best) for one in found} == {(-0.1, -0.1)}
+
+
+def test_an_unlikely_token_inside_a_character_is_rejected() -> None:
+    """It has at most the probability of the last that is listed."""
+    with closing(ScriptedEngine(script=lambda ids: 97)) as server:
+        cloud = open_engine(server.url)
+        assert isinstance(cloud, EngineCloud)
+        with closing(cloud):
+            found = verify(cloud, [*PREFIX, 97, TEXT[1], 98], 3).verified
+    assert [one.id for one in found] == [97, 97, 97]
+    assert [one.logprob for one in found] == [-0.1, -0.1 - 3 - 99, -4.1]
+
+
 def test_the_last_id_of_a_vocabulary_has_another_name_at_sglang() -> None:
     size = ByteTokenizer().size
     with closing(ScriptedEngine(dialect="sglang", script=lambda ids: size - 1)) as server:
@@ -280,6 +307,20 @@ class TestLlamaServer:
     ) -> None:
         for token in [*real.model.tokenizer.special][:4]:
             real.agrees([*prompt, block[0], token, block[1]], 3)
+
+    def test_tokens_inside_a_character_are_verified(self, real: Real, prompt: list[int]) -> None:
+        """Less than the listed have is not told exactly."""
+        ids = real.model.tokenizer.encode(
+            "It is \N{GRINNING FACE} or \N{HEAVY BLACK HEART}, and 12"
+        )
+        for count in (len(ids), *range(1, 6)):
+            found = verify(real.cloud, [*prompt, *ids], count)
+            expected = real.told([*prompt, *ids], count)
+            for one, (logprob, best_id, best) in zip(found.verified, expected, strict=True):
+                assert one.id == best_id
+                assert one.best == pytest.approx(best, abs=1e-2)
+                assert logprob - 1e-2 <= one.logprob <= max(logprob, -np.log(100)) + 1e-2
+            ids.pop()
 
     def test_an_id_that_it_does_not_have_is_refused_and_the_server_goes_on(
         self, real: Real, prompt: list[int], block: list[int]

@@ -41,13 +41,16 @@ class Wanted(NamedTuple):
     """What a request asks for: `n` tokens after `ids`; or what it thinks of the last `verify`.
 
     One that verifies by writing has them among `ids` too. `prompts` are those of a request with
-    several: then nobody says which id comes after the last.
+    several: then nobody says which id comes after the last. `plain`: it must write ASCII, and say
+    what the `top` likeliest are.
     """
 
     ids: list[int]
     n: int
     verify: int = 0
     prompts: Sequence[list[int]] = ()
+    plain: bool = False
+    top: int = 1
 
 
 class Spoken(NamedTuple):
@@ -80,6 +83,8 @@ class Spoken(NamedTuple):
         ids = [one for one in sent if isinstance(one, int)]
         if forced := _forced(asked):
             return Wanted([*ids, *forced], number, len(forced))
+        if asked.get("grammar"):
+            return Wanted(ids, 1, plain=True, top=msgspec.convert(asked.get("n_probs"), int))
         start = msgspec.convert(asked.get("logprob_start_len", -1), int)
         return Wanted(ids, number, len(ids) - start - 1 if start >= 0 else 0)
 

@@ -9,6 +9,7 @@ that follow from the whole prefix, so that whoever gets another session's answer
 import argparse
 import asyncio
 import json
+import re
 import threading
 import time
 from collections import Counter, deque
@@ -83,6 +84,9 @@ _STATUS: dict[Misbehaviour, int] = {"error": 500, "busy": 429, "declined": 400}
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HANG_SECONDS = 3600.0
+
+# The beginning of a character of UTF-8 that has more bytes.
+_INSIDE = re.compile(rb"([\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})\Z")
 
 
 def reply_to(ids: Sequence[int]) -> int:
@@ -255,14 +259,26 @@ class ScriptedEngine(Served):
             await asyncio.sleep(self.seconds)
         if asked.verify:
             read = self._dialect.read(self._read(asked), len(asked.ids) + bool(asked.prompts))
+            read = self._of_whole_characters(read)
             return await self._reply(request, read, None if isinstance(fault, Twisted) else fault)
-        writing = self._written(asked)
+        writing = self._plain(asked) if asked.plain else self._written(asked)
         if isinstance(fault, Twisted):
             self.faults += 1
             # JSON as it is found: with NaN, and integers of any size.
             body = json.dumps(self._dialect.reply(fault.how(writing))).encode()
             return web.Response(body=body, content_type="application/json")
-        return await self._reply(request, self._dialect.reply(writing), fault)
+        written = self._of_whole_characters(self._dialect.reply(writing))
+        return await self._reply(request, written, fault)
+
+    def _of_whole_characters(self, said: Any) -> Any:
+        """As llama-server: a token after which a character is not whole yet has no row."""
+        if self.speaks != "llama-server":
+            return said
+        text, rows = b"", list[object]()
+        for token, row in zip(said["tokens"], said["completion_probabilities"], strict=True):
+            text += self.tokenizer.piece(token)
+            rows += [] if _INSIDE.search(text) else [row]
+        return said | {"completion_probabilities": rows}
 
     def _read(self, asked: Wanted) -> list[Read]:
         """The id that it would write has nearly all, the ids after that one less and less."""
@@ -271,12 +287,21 @@ class ScriptedEngine(Served):
             prefix = asked.ids[:place]
             if asked.prompts:
                 prefix = asked.prompts[len(rows)]
-            best, size = self.script(prefix), self.tokenizer.size
-            top = [((best + step) % size, -0.1 - 3 * (step > 0) - step) for step in range(20)]
-            token = best if asked.prompts else asked.ids[place]
+            top = self._likeliest(prefix, 20)
+            token = top[0][0] if asked.prompts else asked.ids[place]
             logprob = dict(top).get(token, -9999.0)
             rows.append(Read(token, logprob, [*top]))
         return rows
+
+    def _likeliest(self, prefix: Sequence[int], count: int) -> list[tuple[object, float]]:
+        best, size = self.script(prefix), self.tokenizer.size
+        return [((best + step) % size, -0.1 - 3 * (step > 0) - step) for step in range(count)]
+
+    def _plain(self, asked: Wanted) -> Writing:
+        top = self._likeliest(asked.ids, self.tokenizer.size)
+        token, logprob = next(one for one in top if one[0] in range(32, 127))
+        listed = list[tuple[object, object]](top[: asked.top])
+        return Writing(ids=[token], logprobs=[logprob], top=[listed], cached=len(asked.ids) - 1)
 
     def _written(self, asked: Wanted) -> Writing:
         ids = list(asked.ids)

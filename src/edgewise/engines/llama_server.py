@@ -140,19 +140,19 @@ class LlamaServerEngine(HttpEngine):
     ) -> Completion:
         """Verify as `Engine.verify` does; the server makes a decode step for each of the ids.
 
-        The server declines ids with an end token before the last; an old version declines several
-        ids at once; and no version reports on tokens that its own draft model wrote. In these cases
-        the ids are verified one at a time.
+        The server declines ids with an end token before the last, or with a part of a character; an
+        old version declines several ids at once; and no version reports on tokens that its own
+        draft model wrote. In these cases the ids are verified one at a time.
         """
+        if count == 1:
+            return await self._verify_one(ids, client)
         try:
             return await super().verify(ids, count, sampling, client)
         except (CloudProtocolError, CloudRejected, CloudUnavailable) as error:
-            lost = isinstance(error, CloudUnavailable) and not error.declined
-            if count == 1 or lost:
+            if isinstance(error, CloudUnavailable) and not error.declined:
                 raise
         ends = range(len(ids) - count + 1, len(ids) + 1)
-        each = super().verify
-        parts = [await each(ids[:end], 1, sampling, client) for end in ends]
+        parts = [await self._verify_one(ids[:end], client) for end in ends]
         return Completion(
             ids=(),
             logprobs=(),
@@ -163,6 +163,16 @@ class LlamaServerEngine(HttpEngine):
             computed=reduce(metered, [part.computed for part in parts]),
             engine_seconds=reduce(metered, [part.engine_seconds for part in parts]),
         )
+
+    async def _verify_one(self, ids: Sequence[int], client: Client) -> Completion:
+        asked, last = await self._wanted(ids, 1, client), ids[-1]
+        reply = await self.consulted(self.server.score(asked), client)
+        with self.reading():
+            if not self.server.is_inside(reply, last):
+                return self.server.scored(reply, [last])
+        reply = await self.consulted(self.server.score_inside(asked), client)
+        with self.reading():
+            return self.server.scored_inside(reply, last)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         await self.consulted(self.server.prefill(ids, self.model), client)

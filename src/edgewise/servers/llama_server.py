@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import msgspec
+from msgspec.structs import replace
 
 from edgewise.completion import Completion, metered
 from edgewise.servers.base import (
@@ -31,7 +32,7 @@ from edgewise.servers.base import (
     fitting,
     optional,
 )
-from edgewise.servers.replies import TOP, completion_of, verification_of, was_ended
+from edgewise.servers.replies import TOP, completion_of, logprob_of, verification_of, was_ended
 
 # Without it the reply echoes the prompt.
 _FIELDS = ["tokens", "completion_probabilities", "timings", "stop_type", "id_slot"]
@@ -154,6 +155,33 @@ class LlamaCppServer(IdServer, EdgeServer):
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
         return verification_of(block, self.completed(data), written=len(block))
+
+    def is_inside(self, data: bytes, token: int) -> bool:
+        """Return whether the server wrote `token` alone and reports nothing of it.
+
+        It does so until the character is whole. Raises `Fault`.
+        """
+        reply = decoded(data, _Reply)
+        return reply.tokens == [token] and not reply.completion_probabilities
+
+    def score_inside(self, asked: Wanted) -> Request:
+        """Return the request to score the last of `asked.ids` if its reply to `score` `is_inside`.
+
+        A grammar forces the server to write ASCII instead; the id is looked for among the
+        candidates there.
+        """
+        plain = {**GREEDY, "grammar": "root ::= [ -~]+"}
+        request = self.complete(asked._replace(ids=asked.ids[:-1], n=1, drawn=plain))
+        return request.having(n_probs=self.top)
+
+    def scored_inside(self, data: bytes, token: int) -> Completion:
+        """Return a `Completion` with the verdict on the `token` that `score_inside` sent.
+
+        A token outside the 100 likeliest gets the logprob of the 100th. Raises `Fault`.
+        """
+        told, rows = self.completed(data), decoded(data, _Reply).completion_probabilities
+        own = tuple(logprob_of(token, _pairs(row), self.top) for row in rows)
+        return verification_of([token], replace(told, ids=(token,), logprobs=own), written=1)
 
     def prefill(self, ids: Sequence[int], model: str | None) -> Request:
         """Return the request that only puts `ids` in a slot's KV cache; `slot` reads the reply."""

@@ -36,6 +36,7 @@ from edgewise.servers.replies import (
     Meter,
     completion_of,
     has_ended,
+    logprob_of,
     only,
     text_of,
     uncached,
@@ -234,7 +235,7 @@ class VllmServer(IdServer, LmStudioServer):
             raise Fault(f"other than one answer for each of {len(block)} prompts")
         first = [next(iter(_written(choice).top_logprobs or []), None) for choice in choices]
         tops = [_candidates(top) for top in first]
-        own = [_logprob(token, top) for token, top in zip(block, tops, strict=True)]
+        own = [logprob_of(token, top, _MOST) for token, top in zip(block, tops, strict=True)]
         # Of the cached ones it counts those of the last prompt alone.
         prompt = reply.usage.prompt_tokens
         told = completion_of(block, own, tops, stopped=False, prompt=prompt, cached=None)
@@ -279,15 +280,6 @@ def _written(choice: _Choice) -> _Logprobs:
 
 def _candidates(top: _Top | None) -> list[tuple[int, float | None]]:
     return [(id_of(token), value) for token, value in (top or {}).items()]
-
-
-def _logprob(token: int, top: Sequence[tuple[int, float | None]]) -> float | None:
-    """Return the id's logprob, or the last candidate's for an id that is not among them.
-
-    None if there are fewer than 20 candidates with a logprob: their last is no bound.
-    """
-    known = {one: value for one, value in top if value is not None}
-    return known.get(token, min(known.values()) if len(known) >= _MOST else None)
 
 
 def id_of(token: str) -> int:

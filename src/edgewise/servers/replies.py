@@ -147,6 +147,15 @@ def verification_of(ids: Sequence[int], told: Completion, *, written: int) -> Co
     )
 
 
+def logprob_of(token: int, top: Sequence[tuple[int, float | None]], most: int) -> float | None:
+    """Return the id's logprob, or the last candidate's for an id that is not among them.
+
+    None if there are fewer than `most` candidates with a logprob: their last is no bound.
+    """
+    known = {one: value for one, value in top if value is not None}
+    return known.get(token, min(known.values()) if len(known) >= most else None)
+
+
 def _candidates(top: Sequence[tuple[int, float | None]]) -> tuple[Candidate, ...]:
     known = [
         Candidate(token, logprob)
