@@ -204,17 +204,23 @@ def test_a_deadline_ends_a_long_answer() -> None:
         cloud.open(PROMPT).ask(ConsultRequest(IDS, 100, 0.2)).result()
 
 
-def test_a_consult_that_is_cancelled_ends_at_its_next_token(
-    cloud: LocalCloud, script: Held, model: ScriptedEdge
-) -> None:
-    session, passes = cloud.open(PROMPT), list[int]()
-    script._script = lambda ids: passes.append(len(ids)) or replying("x" * 99, prompt="")(ids)
-    running, waiting = (session.ask(ConsultRequest(IDS, 20, 60)) for _ in range(2))
-    assert script.asked.wait(60)
-    assert running.cancel()
-    assert waiting.cancel()
-    script.let.set()
-    assert session.ask(ConsultRequest(IDS, 1, 60)).result().ids == (*b"x",)
+def test_a_consult_that_is_cancelled_ends_at_its_next_token() -> None:
+    begun, let, passes = threading.Event(), threading.Event(), list[int]()
+
+    def held(ids: Sequence[int]) -> Floats:
+        passes.append(len(ids))
+        begun.set()
+        assert let.wait(60)
+        return replying("x" * 99, prompt="")(ids)
+
+    with closing(LocalCloud(ScriptedEdge(held))) as cloud:
+        session = cloud.open(PROMPT)
+        running, waiting = (session.ask(ConsultRequest(IDS, 20, 60)) for _ in range(2))
+        assert begun.wait(60)
+        assert running.cancel()
+        assert waiting.cancel()
+        let.set()
+        assert session.ask(ConsultRequest(IDS, 1, 60)).result().ids == (*b"x",)
     assert passes == [len(IDS)]
 
 

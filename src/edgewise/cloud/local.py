@@ -236,20 +236,17 @@ class LocalSession(CloudSession):
         )
 
     def _require_time(self, end: float) -> None:
-        if self._closing.is_set() or self._cloud.closed:
+        if self._closing.is_set() or self._cloud.closed or self._asked.cancelled():
             # Not a timeout: that would lengthen the deadlines of every other answer.
             raise CloudUnavailable("The cloud model was closed before it replied.")
-        if self._asked.cancelled():
-            raise CloudUnavailable("The consult was cancelled.")
         if time.monotonic() > end:
             raise CloudTimeout("The cloud model did not answer before the deadline.")
 
 
 def _hand_over(asked: "Future[Completion]", done: "Future[Completion]") -> None:
     """Give `asked` the outcome of `done`, unless it was cancelled."""
-    if not asked.set_running_or_notify_cancel():
-        return
-    if (error := done.exception()) is not None:
-        asked.set_exception(error)
-    else:
-        asked.set_result(done.result())
+    if asked.set_running_or_notify_cancel():
+        if (error := done.exception()) is not None:
+            asked.set_exception(error)
+        else:
+            asked.set_result(done.result())
