@@ -117,7 +117,7 @@ BUDGET = {
     "edgewise/options": 2_120,
     "edgewise": 3_235,
     "edgewise/cli": 2_357,
-    "edgewise/cloud": 3_866,
+    "edgewise/cloud": 3_863,
     "edgewise/costs": 656,
     "edgewise/edge": 4_437,
     "edgewise/engines": 1_816,
@@ -141,7 +141,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 
-PRODUCT_LINES, PRODUCT_FILES = 34_390, 181
+PRODUCT_LINES, PRODUCT_FILES = 34_387, 181
 
 
 def test_every_package_keeps_its_budget() -> None:
