@@ -141,6 +141,7 @@ class ScriptedEngine(Served):
         self.key: str | None = None
         self.size: int | None = None
         self.speaks = dialect
+        self.keeps_back = dialect == "llama-server"
         self._dialect = DIALECTS[dialect]
         self.requests = deque[Asked](maxlen=1000)
         self.replies: dict[str, Reply] = {}
@@ -272,7 +273,7 @@ class ScriptedEngine(Served):
 
     def _of_whole_characters(self, said: Any) -> Any:
         """As llama-server: a token after which a character is not whole yet has no row."""
-        if self.speaks != "llama-server":
+        if not self.keeps_back:
             return said
         text, rows = b"", list[object]()
         for token, row in zip(said["tokens"], said["completion_probabilities"], strict=True):

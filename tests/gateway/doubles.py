@@ -110,7 +110,7 @@ class PlainEngine(Engine):
 class VerifyingEngine(PlainEngine):
     """Verifies too, as `reads` says."""
 
-    verifies = True
+    verifies = reads_once = True
 
     def __init__(self, name: str = "verifying") -> None:
         super().__init__(name, lambda ids, n: Completion(ids=(own_id(ids),), logprobs=(-0.25,)))

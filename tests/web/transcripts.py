@@ -140,6 +140,8 @@ def transcript(
     start, last = len(prompt), len(text) - 1
     policy = replace(policy, deadline=DEADLINE)
     engine = ScriptedEngine(script=lambda ids: text[min(max(0, len(ids) - start), last)])
+    # A logprob for every token, as most engines tell.
+    engine.keeps_back = False
     with closing(engine), gateway([engine.url]) as served, recorded_frames() as frames:
         # Its first consults were those by which the gateway looked whether it is ready.
         asked = engine.asked
