@@ -84,6 +84,8 @@ def priced(answer: str) -> Question:
         ("The answer is a department store.", True, False),
         ("A department store has such doors.", True, False),
         ("The answer is a mall.", False, False),
+        ('The answer is "a department store".', True, False),
+        ("The answer is 'a department store'.", True, False),
         ("A person is the answer.", False, False),
         # However the letter is wrapped.
         ("Answer: [C]", True, False),

@@ -48,6 +48,19 @@ def due() -> Escalation:
     return escalation
 
 
+def escalating(pair: Decoder, escalation: Escalation, *, limited: bool = False) -> Decoder:
+    """The pair with `escalation`; `limited`: a whole answer costs more than an answer may."""
+    limits = Limits(alone=False, answer=Decimal("0.03"))
+    return Decoder(
+        pair.edge,
+        router=Constant(0.0),
+        policy=pair.policy,
+        cloud=pair.cloud,
+        billing=Billing(price_of("1,0.1,8"), limits=limits) if limited else None,
+        escalation=escalation,
+    )
+
+
 def breaks(breaker: Breaker) -> None:
     for _ in range(FAILURES):
         breaker.failed()
@@ -134,17 +147,9 @@ def test_where_the_whole_answer_does_not_come_the_verdict_holds(
     def judge(asked: Asked) -> Verdict:
         return (0, "It is four.") if not asked.answer else (len(asked.sentences), None)
 
-    limits = Limits(alone=False, answer=Decimal("0.03")) if whole_answer is None else None
     with reading(judge) as (pair, served):
         served.whole = whole_answer or served.whole
-        decoder = Decoder(
-            pair.edge,
-            router=Constant(0.0),
-            policy=pair.policy,
-            cloud=pair.cloud,
-            billing=limits and Billing(price_of("1,0.1,8"), limits=limits),
-            escalation=Escalation(0.5),
-        )
+        decoder = escalating(pair, Escalation(0.5), limited=whole_answer is None)
         assert decoder.escalation is not None
         decoder.escalation.wants(0)
         answer = decoder.generate(SAID, max_tokens=3900)
@@ -210,17 +215,9 @@ def test_where_the_whole_answer_does_not_come_its_beginning_is_read(
 ) -> None:
     """Seen: where the edge is least sure its first passage was written unread."""
     edge = "\n\n".join(WRONG.split("\n\n")[:passages])
-    limits = Limits(alone=False, answer=Decimal("0.03")) if how == "cost" else None
     with reading(mends("five", "four"), edge=edge) as (pair, served):
         served.whole = {"fails": fails, "nothing": nothing}.get(how, served.whole)
-        decoder = Decoder(
-            pair.edge,
-            router=Constant(0.0),
-            policy=pair.policy,
-            cloud=pair.cloud,
-            billing=limits and Billing(price_of("1,0.1,8"), limits=limits),
-            escalation=due(),
-        )
+        decoder = escalating(pair, due(), limited=how == "cost")
         answer = decoder.generate(ANSWERED if how == "declined" else SAID, max_tokens=3900)
         wanted = asked_whole(served)
     assert answer.text == edge.replace("five", "four")
@@ -242,13 +239,7 @@ def test_a_whole_answer_that_is_late_is_wasted_and_counts_against_the_cap(
 
     policy = {"max_cloud_tokens": 100, "deadline": 0.3 if how == "timeout" else 3}
     with reading(judge, edge=WRONG * 4, policy=policy) as (pair, served):
-        decoder = Decoder(
-            pair.edge,
-            router=Constant(0.0),
-            policy=pair.policy,
-            cloud=pair.cloud,
-            escalation=due() if first == "whole" else Escalation(0.5),
-        )
+        decoder = escalating(pair, due() if first == "whole" else Escalation(0.5))
         assert decoder.escalation is not None
         if first == "read":
             decoder.escalation.wants(0)

@@ -213,7 +213,7 @@ def _first(rest: str, choices: Sequence[str]) -> tuple[set[str], str] | None:
 def _is_label(label: "re.Match[str]", rest: str) -> bool:
     """Whether a letter stands for a choice: "A", "(a)", "A)" or "a.", not the word in "a job"."""
     after = rest[label.end() :]
-    if len(label[0]) > 1:
+    if label[0][0] == "(" or label[0][-1] in ")]}'\"":
         return True
     if label[1].islower():
         return re.match(r"\s*(?:$|[.:,;)])", after) is not None
