@@ -8,7 +8,7 @@ import pytest
 
 from edgewise import providers
 from edgewise.providers import PROVIDERS, hosted, provider_at
-from tests.cli.conftest import Edgewise
+from tests.cli.conftest import Edgewise, sentence
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict
 
 PROMPT = "Where in the world is Honduras?"
@@ -172,6 +172,32 @@ def test_a_providers_key_goes_to_its_host_unless_a_file_names_the_cloud(
     asked = {body["model"] for body in reader.bodies}
     assert asked == (set() if named == "file" else {"gpt-5-mini"})
     assert "sk-secret" not in done.err + done.out
+
+
+@pytest.mark.parametrize("of_file", ["cloud = 'gpt-5-mini'", "cloud-key = 'theirs'"])
+def test_a_file_sets_neither_a_name_for_the_users_key_nor_a_key_for_their_name(
+    edgewise: Edgewise,
+    reader: ChatReader,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    of_file: str,
+) -> None:
+    """Seen: a name was no URL, so the user's key for another host went to the provider."""
+    monkeypatch.setattr(providers, "PROVIDERS", (PROVIDERS[0]._replace(url=reader.url),))
+    own = ("CLOUD_KEY", "sk-secret") if "gpt" in of_file else ("CLOUD", "gpt-5-mini")
+    monkeypatch.setenv(f"EDGEWISE_{own[0]}", own[1])
+    (tmp_path / "edgewise.toml").write_text(f"{of_file}\n")
+    refused = edgewise("run", PROMPT, code=2)
+    assert "edgewise.toml" in sentence(refused)
+    assert "sk-secret" not in refused.err
+    assert not reader.bodies
+
+
+def test_a_hosted_cloud_that_a_file_names_is_told_with_its_host(
+    edgewise: Edgewise, tmp_path: Path
+) -> None:
+    (tmp_path / "edgewise.toml").write_text("cloud = 'gpt-5-mini'\n")
+    assert f"edgewise.toml sets the cloud: {PROVIDERS[0].url}\n" in edgewise("config").err
 
 
 @pytest.mark.parametrize("simulated", [False, True])

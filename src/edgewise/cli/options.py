@@ -16,7 +16,7 @@ from edgewise import settings
 from edgewise.addresses import each, is_url, with_scheme
 from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
-from edgewise.providers import hosted, provider_at
+from edgewise.providers import api_url, provider_at
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
 
 WRITING, OUTPUT = "Writing", "Output"
@@ -186,7 +186,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
             f"{settings.spelled(name)} cannot be set in {of_file[name]} ({barred[name]})",
             hint=f"set it with --{settings.spelled(name)} or {settings.variable(name)}",
         )
-    clouds = [("cloud", address) for address in each(chosen.cloud or "")]
+    clouds = [("cloud", api_url(address)) for address in each(chosen.cloud or "")]
     for role, address in (*clouds, ("edge", chosen.edge)):
         if not is_url(url := with_scheme(address)):
             continue
@@ -214,8 +214,7 @@ def _with_provider_key(chosen: Settings, places: Mapping[str, str]) -> Settings:
     settings file.
     """
     if chosen.cloud_key is None and chosen.cloud and places.get("cloud") != settings.FILE:
-        known = hosted(chosen.cloud)
-        provider = provider_at(known[0] if known else chosen.cloud)
+        provider = provider_at(api_url(chosen.cloud))
         if provider is not None and (key := os.environ.get(provider.key)):
             return replace(chosen, cloud_key=key)
     return chosen
