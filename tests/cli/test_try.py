@@ -224,6 +224,26 @@ def test_where_prompts_go_is_said_before_they_do(edgewise: Edgewise, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("clouds", "said"),
+    [
+        (["gpt-5-mini"], "https://api.openai.com/v1: 1, each twice,"),
+        (
+            ["https://a.example", "https://b.example"],
+            "https://b.example: 1, each twice to https://b",
+        ),
+        (["https://a.example", "bundled"], "https://a.example: 1; --limit"),
+    ],
+)
+def test_which_clouds_prompts_go_to_twice_is_said(
+    edgewise: Edgewise, tmp_path: Path, clouds: list[str], said: str
+) -> None:
+    """The cloud alone is the last one; a hosted model's name stands for its provider's host."""
+    (tmp_path / "mine.txt").write_text("one\n")
+    far = [part for one in clouds for part in ("--cloud", one)]
+    assert said in edgewise("try", "mine.txt", "--cloud-hosts", "no.example", *far, code=2).err
+
+
+@pytest.mark.parametrize(
     ("content", "flags", "word"),
     [
         (None, (), "mine.txt"),

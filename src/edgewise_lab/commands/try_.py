@@ -11,7 +11,7 @@ import typer
 from msgspec.structs import asdict
 from rich.console import Console
 
-from edgewise.addresses import each, is_url, with_scheme
+from edgewise.addresses import is_url
 from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.cloud.hosts import is_here
@@ -20,6 +20,7 @@ from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
 from edgewise.loop.decoder import collect
 from edgewise.loop.generation import Generation
+from edgewise.opening import cloud_address, each_cloud
 from edgewise.pair import Pair, open_pair
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
@@ -156,13 +157,12 @@ def try_(
 
 def _tell_where(chosen: Settings, prompts: int) -> None:
     """Tell the user how many prompts will go to clouds elsewhere, which may bill them."""
-    urls = [with_scheme(address) for address in each(chosen.cloud or "")]
-    far = [url for url in urls if is_url(url) and not is_here(url)]
+    urls = [cloud_address(one) for one in each_cloud(chosen)]
+    far, last = [url for url in urls if is_url(url) and not is_here(url)], urls[-1]
     if far:
-        render.note(
-            f"prompts that go to {', '.join(far)}: {prompts}, each twice, for the pair and for the "
-            "cloud alone; --limit N asks fewer"
-        )
+        to = f" to {last}" if len(urls) > 1 else ""
+        twice = f", each twice{to}, for the pair and for the cloud alone" if last in far else ""
+        render.note(f"prompts that go to {', '.join(far)}: {prompts}{twice}; --limit N asks fewer")
 
 
 def _answer(
