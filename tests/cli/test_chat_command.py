@@ -20,6 +20,7 @@ from edgewise.addresses import bundled
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
 from tests.doubles.scripted_text import ScriptedText
+from tests.doubles.served_edge import llama_edge
 from tests.llama_server_process import llama_server
 from tests.server.serving import far_cloud
 
@@ -225,6 +226,21 @@ def test_local_keeps_everything_from_there_on_here(edgewise: Edgewise, tmp_path:
     assert any(QUESTION in text for text in texts)
     assert any("iron" in text for text in texts)
     assert not any("copper" in text for text in texts)
+
+
+@pytest.mark.parametrize("trust", [(), ("--trust", "box")])
+@pytest.mark.parametrize("away", [False, True])
+def test_local_says_what_is_sent_all_the_same(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, trust: tuple[str, ...], away: bool
+) -> None:
+    """Seen: "nothing leaves this device", with an edge model's server or a trusted cloud."""
+    monkeypatch.setattr("edgewise.cli.chat.is_loopback", lambda host: not away)
+    with llama_edge() as served:
+        flags = ("--edge", served.url, "--cloud", "none", *trust)
+        told = edgewise("chat", *flags, stdin=b"/local\n").err
+    assert (served.url in told) is away
+    assert ("trust" in told) is bool(trust)
+    assert ("nothing leaves" in told) is not (away or trust)
 
 
 METALS = ("copper", "iron", "silver", "gold", "lead", "tin", "zinc", "nickel")

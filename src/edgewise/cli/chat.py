@@ -269,7 +269,13 @@ class Conversation:
         if text:
             raise UsageError("/local takes no text; /new starts a conversation that may be sent.")
         self._local = True
-        render.note("from now on nothing leaves this device; /new ends that")
+        edge, trust = self._pair.settings.edge, self._pair.settings.trust
+        told = f"{'only clouds that you trust are' if trust else 'no cloud is'} sent anything"
+        if _elsewhere(edge):
+            told += f", but every prompt goes to {edge}"
+        elif not trust:
+            told = "nothing leaves this device"
+        render.note(f"from now on {told}; /new ends that")
 
     def _why(self, _: str) -> None:
         if not self.turns:
