@@ -1,5 +1,6 @@
 """Commands beside a chat API that continues nothing: it reads passages."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -101,6 +102,20 @@ def test_try_shows_what_a_reader_does(
     texts = {name: one["text"] for name, one in answers.items()}
     assert texts["cloud"] == "A whole answer."
     assert texts["pair"].startswith("It is in Central America.")
+
+
+def test_try_bills_the_cloud_alone_by_its_own_count(
+    edgewise: Edgewise, reader: ChatReader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Thoughts are billed, and not shown; the day's sum has what the cloud alone cost, too."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "prompts.txt").write_text(f"{PROMPT}\n")
+    asked = ("try", str(tmp_path / "prompts.txt"), "--cloud", reader.url, "--price", "0,0,1000000")
+    edge, pair, cloud = (one["paid"] for one in edgewise.json(*asked)["systems"])
+    assert (edge, cloud) == (0, 12)
+    with closing(sqlite3.connect(tmp_path / "edgewise" / "spent.db")) as kept:
+        ((amount,),) = kept.execute("SELECT amount FROM spent").fetchall()
+    assert float(amount) == pair + cloud
 
 
 @pytest.mark.parametrize("cloud", ["bundled", "none"])

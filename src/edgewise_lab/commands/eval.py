@@ -201,13 +201,8 @@ def contenders_of(
         shown = Path(str(named.router)).name
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
-        found[shown] = Contender(
-            shown,
-            router,
-            card,
-            opening.router_identity(named),
-            served(named, router, card, edge, shares),
-        )
+        policies = served(named, router, card, edge, shares)
+        found[shown] = Contender(shown, router, card, opening.router_identity(named), policies)
     return list(found.values())
 
 

@@ -15,6 +15,7 @@ from edgewise.addresses import is_url
 from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.cloud.hosts import is_here
+from edgewise.costs.daily import today
 from edgewise.costs.price import BilledTokens
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
@@ -221,24 +222,28 @@ def _systems(
 
     def by_cloud(question: Question) -> SideAnswer:
         found = whole.answer(question)
-        paid = _paid(pair, found, len(question_ids(edge.tokenizer, question)))
-        return SideAnswer(**asdict(found), paid=paid)
+        return SideAnswer(**asdict(found), paid=_paid(pair, question, found))
 
     by_pair = decoded(lambda one: pair.stream(one.messages, max_tokens=max_tokens))
     return {"edge": decoded(alone.stream), "pair": by_pair, "cloud": by_cloud}
 
 
-def _paid(pair: Pair, found: Outcome, prompt: int) -> float | None:
-    """Return the price of an answer of the cloud alone; None without a price list.
+def _paid(pair: Pair, question: Question, found: Outcome) -> float | None:
+    """Return the price of an answer of the cloud alone, added to the day's total; None: no price.
 
-    `prompt` is the size of the prompt in tokens, which counts if the engine reports none.
+    What the engine does not report is counted in the edge's tokens.
     """
     if pair.billing is None:
         return None
-    cached = found.cached or 0
-    computed = max(0, prompt - cached) if found.computed is None else found.computed
-    billed = BilledTokens(input=computed, cached=cached, output=found.output_tokens)
-    return float(pair.billing.price.of(billed))
+    price, daily = pair.billing.price, pair.billing.daily
+    cached, computed = found.cached or 0, found.computed
+    if computed is None:
+        computed = max(0, len(question_ids(pair.edge.tokenizer, question)) - cached)
+    output = found.written or found.output_tokens
+    paid = price.of(BilledTokens(input=computed, cached=cached, output=output))
+    if daily is not None:
+        daily.add(today(), price.currency, paid)
+    return float(paid)
 
 
 def _told(one: SideBySide, system: str) -> str:
