@@ -25,7 +25,7 @@ from edgewise.opening import cloud_address, each_cloud
 from edgewise.pair import Pair, open_pair
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.eval import require_folder, write
+from edgewise_lab.commands.eval import require_writable, write
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
     Outcome,
@@ -129,7 +129,7 @@ def try_(
     you like a check and an answer. Answers have at most 512 tokens, unless --max-tokens says so.
     """
     task = open_prompts(prompts).first(limit)
-    require_folder(html)
+    require_writable(html)
     shared.tell_of_code([task])
     _tell_where(chosen, len(task.questions))
     with open_pair(chosen) as pair:
@@ -148,12 +148,12 @@ def try_(
                 prompts=[one for one in found if one.answers],
                 systems=_totals(found),
             )
-            if html and tried.prompts:
-                write(html, _page(tried, edge.tokenizer))
             if json:
                 print(msgspec.json.encode(tried).decode())
             elif tried.systems:
                 render.show(shared.drawn(_figures(tried)))
+            if html and tried.prompts:
+                write(html, _page(tried, edge.tokenizer))
 
 
 def _tell_where(chosen: Settings, prompts: int) -> None:
