@@ -99,6 +99,26 @@ def test_a_line_that_begins_with_a_path_is_a_question(
     assert saved["messages"][0]["content"] == line
 
 
+@pytest.mark.parametrize("line", ["\ufeff/local", "/LOCAL", "/Local\r"])
+def test_a_command_is_one_in_any_case_and_behind_a_byte_order_mark(
+    edgewise: Edgewise, line: str
+) -> None:
+    """Seen: a question that was to stay here was sent."""
+    told = edgewise("chat", stdin=f"{line}\n/share 5%\n".encode()).err
+    assert "the conversation is local" in told
+    assert "command" not in told
+
+
+@pytest.mark.parametrize("space", ["\u2028", "\x85", "\x0b", "\x0c"])
+def test_a_piped_question_ends_at_a_line_feed_alone(
+    edgewise: Edgewise, tmp_path: Path, space: str
+) -> None:
+    asked = f"Tell me about tin.{space}And iron?"
+    edgewise("chat", stdin=f"{asked}\n/save talk.json\n".encode())
+    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [one["content"] for one in saved if one["role"] == "user"] == [asked]
+
+
 def test_the_dial_tells_where_it_stands(edgewise: Edgewise) -> None:
     told = edgewise("chat", "--cloud-share", "7%", stdin=b"/share\n/mode edge\n/share\n").err
     assert re.findall(r"to (\d+)%", told) == ["7", "0"]

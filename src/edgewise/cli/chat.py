@@ -25,7 +25,7 @@ from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, Message, require_text
 from edgewise.registry import did_you_mean
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings, fraction
+from edgewise.settings import Settings, fraction, unmarked
 
 HELP = """\
 /share 5%         how many of the tokens the cloud may write from now on; alone: how many now
@@ -37,7 +37,7 @@ HELP = """\
 /help, /quit      Ctrl-C interrupts an answer, Ctrl-D leaves"""
 """Text of the command /help."""
 
-_COMMAND = re.compile("/[a-z]+")
+_COMMAND = re.compile("/[a-z]+", re.IGNORECASE)
 _NEARLY = 0.8
 """Similarity to a command from which a line counts as a misspelt one (`/shar 0.1`); any other line
 that begins with a slash is a question, such as a path."""
@@ -140,6 +140,7 @@ class Conversation:
         """
         text = line.strip()
         name, _, rest = text.partition(" ")
+        name = name.lower()
         if rest and name in _ALONE:
             raise UsageError(f"{name} takes no text; begin the line otherwise to ask it.")
         if name in ("/quit", "/exit", "/bye"):
@@ -352,7 +353,7 @@ def _lines() -> Iterator[str]:
     """Yield the lines that the user types, with editing and history; or those of a piped stdin."""
     if not sys.stdin.isatty():
         data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
-        yield from data.decode("utf-8", "surrogateescape").splitlines()
+        yield from unmarked(data).decode("utf-8", "surrogateescape").split("\n")
         return
     from prompt_toolkit import PromptSession
 
