@@ -1,5 +1,8 @@
 """Commands beside a chat API that continues nothing: it reads passages."""
 
+import os
+import re
+import signal
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -116,6 +119,21 @@ def test_try_bills_the_cloud_alone_by_its_own_count(
     with closing(sqlite3.connect(tmp_path / "edgewise" / "spent.db")) as kept:
         ((amount,),) = kept.execute("SELECT amount FROM spent").fetchall()
     assert float(amount) == pair + cloud
+
+
+@pytest.mark.parametrize("command", [("run", PROMPT), ("chat",)], ids=lambda given: given[0])
+def test_an_interrupted_answer_says_what_it_cost(
+    edgewise: Edgewise, reader: ChatReader, command: tuple[str, ...]
+) -> None:
+    async def interrupted() -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return "A whole answer."
+
+    reader.whole = interrupted
+    asked = (*command, "--cloud", reader.url, "--cloud-share", "1", "--price", "2,2,8")
+    done = edgewise(*asked, stdin=PROMPT.encode(), code=130 if command[0] == "run" else 0)
+    (told,) = [line for line in done.err.splitlines() if "interrupted after" in line]
+    assert re.search(r"paid (about )?0\.00\d+", told), told
 
 
 @pytest.mark.parametrize("cloud", ["bundled", "none"])

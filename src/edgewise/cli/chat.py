@@ -193,6 +193,7 @@ class Conversation:
             render.out.print()
             by_cloud = sum(token.source == "cloud" for token in tokens)
             counts = f"{len(tokens) - by_cloud} edge + {by_cloud} cloud tokens"
+            counts += f" · {render.costed(stream.cost)}" if stream.cost else ""
             render.note(f"interrupted after {counts}; the text so far is kept{self._cost()}")
 
     def _sampling(self) -> Sampling | None:
