@@ -80,3 +80,10 @@ def test_a_connection_on_which_nothing_comes_unasked_is_kept() -> None:
     server = Talkative(b"")
     assert server.replies("abcd", after=0.0) == ["/a", "/b", "/c", "/d"]
     assert server.opened == 1
+
+
+@pytest.mark.parametrize("last", [b"", said("late", "408 Request Timeout")])
+def test_a_connection_closed_while_idle_is_not_used_again(last: bytes) -> None:
+    """Also where a proxy says why it closes it: that is no reply to the next request."""
+    server = Talkative(last, pause=PAUSE, leaves=True)
+    assert server.replies("abc") == server.asked == ["/a", "/b", "/c"]
