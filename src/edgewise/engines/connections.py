@@ -178,25 +178,28 @@ class _Stream(httpcore2.AsyncNetworkStream):
         timeout: float | None = None,
     ) -> "_Stream":
         with _failing(httpcore2.ConnectError):
+            # It would pass for what is read encrypted.
+            if self._last or self._unasked():
+                raise ssl.SSLError("unencrypted bytes before the handshake")
             await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
         return self
 
     def get_extra_info(self, info: str) -> Any:
         if info != "is_readable":
             return self._writer.get_extra_info(info)
-        gone = self._reader.exception() or self._writer.is_closing()
         # What comes while nobody asks, be it the end, is no reply to who asks next.
-        return bool(gone or self._last) or self._reads_at_once()
+        gone = self._reader.exception() or self._writer.is_closing()
+        return bool(gone or self._last) or self._unasked() is not None
 
-    def _reads_at_once(self) -> bool:
-        """Return whether bytes or the end have come; a byte is lost then."""
+    def _unasked(self) -> bytes | None:
+        """Take a byte of what came unasked, and return it: b"" for the end, None for nothing."""
         reading = self._reader.read(1)
         try:
             reading.send(None)
-        except StopIteration:
-            return True
+        except StopIteration as came:
+            return came.value
         reading.close()
-        return False
+        return None
 
 
 @contextmanager
