@@ -1,5 +1,6 @@
 """Addresses against a hub on 127.0.0.1. The hub's client reads HF_* at import: one process each."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -254,6 +255,27 @@ def test_a_download_that_never_ends_well_is_a_sentence(hub: Hub, tmp_path: Path)
     hub.cuts = 0
     (path,) = found(tmp_path, hub.endpoint, "own/zoo")
     assert Path(path).read_bytes() == b"GGUF four"
+
+
+# As on a full disk, a write fails.
+SMALL_DISK = """[
+    __import__("resource").setrlimit(__import__("resource").RLIMIT_FSIZE, (1 << 19, 1 << 19)),
+    str(resolve(address, "edge")),
+][1]"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="has no such limit")
+def test_a_disk_that_takes_no_download_is_named_and_not_the_hub(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with serving(Hub({"own/zoo": Repository({"a-F16.gguf": b"GGUF" + bytes(1 << 20)})})) as hub:
+        said = in_a_process(tmp_path, hub.endpoint, SMALL_DISK, "own/zoo")
+        said += found(tmp_path / "file", hub.endpoint, "own/zoo")
+        for one in said:
+            assert_one_sentence(one)
+            assert "HF_HOME" in one
+            assert hub.endpoint not in one
+        # With room it is there.
+        assert names(found(tmp_path, hub.endpoint, "own/zoo")) == ["a-F16.gguf"]
 
 
 @pytest.mark.parametrize("status", [503, 429])

@@ -1,6 +1,7 @@
 """Where keys and prompts travel: a proxy carries encrypted bytes alone, no redirect is followed, no
 cookie goes back."""
 
+import asyncio
 import socket
 import ssl
 import threading
@@ -20,9 +21,10 @@ from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.registry import opened
-from edgewise.engines.http import Redirected
+from edgewise.engines.http import Endpoint, Redirected
 from edgewise.errors import CloudError, CloudUnavailable, UsageError
 from edgewise.prompts import Message, Prompt
+from edgewise.servers.base import Request
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.background import Served
 
@@ -50,10 +52,14 @@ def authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> trustme.CA:
 
 
 class Proxy:
-    """Takes what is sent to it, and lets a CONNECT through to a port of this machine."""
+    """Takes what is sent to it, and lets a CONNECT through to a port of this machine.
+
+    It says `more` before what comes from there.
+    """
 
     def __init__(self, port: int) -> None:
         self.status, self.port = b"200 OK", port
+        self.more = b""
         self.heads: list[bytes] = []
         self.carried = b""
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -76,7 +82,7 @@ class Proxy:
             while b"\r\n\r\n" not in head:
                 head += near.recv(4096)
             self.heads.append(head)
-            near.sendall(b"HTTP/1.1 %b\r\n\r\n" % self.status)
+            near.sendall(b"HTTP/1.1 %b\r\n\r\n%b" % (self.status, self.more))
             if not head.startswith(b"CONNECT") or self.status != b"200 OK":
                 return
             with socket.create_connection(("127.0.0.1", self.port)) as far:
@@ -204,6 +210,23 @@ def test_a_proxy_that_does_not_carry_is_named(proxy: Proxy, kind: Any, status: b
     assert CLOUD in str(error)
     assert "word" not in str(error)
     assert status[:3].decode() in str(error) or status == b"?"
+
+
+@pytest.mark.parametrize("size", [1, 1000, 1 << 16, (1 << 16) + 1])
+def test_what_a_proxy_says_before_the_encryption_is_no_reply(proxy: Proxy, size: int) -> None:
+    """Wherever what is read at once ends."""
+    forged = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\nforged"
+    proxy.more = b" " * (size - len(b"HTTP/1.1 200 OK\r\n\r\n")) + forged
+
+    async def asked() -> bytes:
+        endpoint = Endpoint(CLOUD)
+        try:
+            return await endpoint.send(Request("/health"))
+        finally:
+            await endpoint.close()
+
+    with pytest.raises(CloudUnavailable, match="TLS"):
+        asyncio.run(asked())
 
 
 @pytest.mark.parametrize("kind", CLOUDS)

@@ -13,6 +13,7 @@ from edgewise.addresses import bundled
 from edgewise.edge.vocabulary import common_prefix
 from edgewise.engines.base import NOBODY, Client
 from edgewise.engines.llama_server import LlamaServerEngine
+from edgewise.engines.vocabulary_check import VocabularyCheck
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected
 from edgewise.sampling import Sampling
 from tests.doubles.scripted_engine import Reply, ScriptedEngine
@@ -53,6 +54,10 @@ class Slots:
     def where(self) -> list[tuple[int | None, bool]]:
         """Slot and reuse of each request."""
         return [(body.get("id_slot"), body["cache_prompt"]) for body in self.asked]
+
+
+async def accepting() -> None:
+    """Whatever was probed."""
 
 
 Work = Callable[[LlamaServerEngine], Awaitable[Any]]
@@ -218,6 +223,34 @@ def test_a_probe_looks_again_and_keeps_what_still_holds() -> None:
         assert await ask(engine, A) == 0
 
     at(slots, work)
+
+
+def test_a_server_started_anew_is_looked_at_again_and_one_that_goes_on_is_not() -> None:
+    """Without a probe, since its vocabulary is the same: its flags may be others."""
+    slots = Slots()
+
+    async def work(engine: LlamaServerEngine) -> None:
+        check = VocabularyCheck(engine, accepting)
+
+        async def cached(client: Client) -> int | None:
+            return (await check.complete(LONG, 1, Sampling(), client)).cached
+
+        await check.run()
+        for _ in range(3):
+            # Side by side, over connections that are opened for them.
+            await asyncio.gather(*map(cached, (A, B)), check.run())
+        assert await cached(A) == len(LONG)
+        assert server.paths.count("/props") == 1
+        server.stop()
+        slots.held, slots.ram = [[], []], True
+        server.start()
+        await check.run()
+        assert [await cached(client) for client in (A, B, A, B)] == [0] * 4
+        await check.close()
+
+    with closing(ScriptedEngine()) as server:
+        server.replies = {"/props": slots.props, "/completion": slots.complete}
+        with_engine(server.url, work)
 
 
 def test_those_who_come_while_it_is_looked_at_wait_for_that_one_look() -> None:

@@ -144,12 +144,13 @@ class _Network(httpcore2.AsyncNetworkBackend):
 class _Stream(httpcore2.AsyncNetworkStream):
     """A connection that sends a request in one piece, once its reply is read.
 
-    So a request cannot be cancelled between the time it is counted and the time it is sent.
+    So a request cannot be cancelled between the time it is counted and the time it is sent. The
+    last byte that came is given out by itself: a reply that ends before it was sent with more.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._unsent = b""
+        self._unsent = self._last = b""
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         self._unsent += buffer
@@ -161,8 +162,11 @@ class _Stream(httpcore2.AsyncNetworkStream):
             # Who hangs up may have answered before.
             with suppress(OSError):
                 await self._writer.drain()
-        with _failing(httpcore2.ReadError):
-            return await self._reader.read(max_bytes)
+        if not (data := self._last):
+            with _failing(httpcore2.ReadError):
+                data = await self._reader.read(max_bytes)
+        self._last = data[-1:] if len(data) > 1 else b""
+        return data[:-1] or data
 
     async def aclose(self) -> None:
         self._writer.close()
@@ -174,13 +178,28 @@ class _Stream(httpcore2.AsyncNetworkStream):
         timeout: float | None = None,
     ) -> "_Stream":
         with _failing(httpcore2.ConnectError):
+            # It would pass for what is read encrypted.
+            if self._last or self._unasked():
+                raise ssl.SSLError("unencrypted bytes before the handshake")
             await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
         return self
 
     def get_extra_info(self, info: str) -> Any:
-        # Nothing may come while nobody asks, but an end.
-        gone = self._reader.at_eof() or self._reader.exception() or self._writer.is_closing()
-        return bool(gone) if info == "is_readable" else self._writer.get_extra_info(info)
+        if info != "is_readable":
+            return self._writer.get_extra_info(info)
+        # What comes while nobody asks, be it the end, is no reply to who asks next.
+        gone = self._reader.exception() or self._writer.is_closing()
+        return bool(gone or self._last) or self._unasked() is not None
+
+    def _unasked(self) -> bytes | None:
+        """Take a byte of what came unasked, and return it: b"" for the end, None for nothing."""
+        reading = self._reader.read(1)
+        try:
+            reading.send(None)
+        except StopIteration as came:
+            return came.value
+        reading.close()
+        return None
 
 
 @contextmanager

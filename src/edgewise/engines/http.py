@@ -14,15 +14,7 @@ import httpx2
 import msgspec
 
 from edgewise.completion import Completion
-from edgewise.engines.base import (
-    NOBODY,
-    REQUEST_ID,
-    Client,
-    Engine,
-    drawn,
-    nobody,
-    parallel,
-)
+from edgewise.engines.base import NOBODY, REQUEST_ID, Client, Engine, drawn, nobody, parallel
 from edgewise.engines.connections import checked_address, connections, unreachable
 from edgewise.errors import (
     CloudError,
@@ -86,11 +78,14 @@ class Endpoint:
 
         `key` is sent as a bearer token. `model` names one of several served models. A
         `TextEngine` sets `listed` to the names of all served models when it requests them.
+        `renewed` becomes True when a connection is opened while no other is open: the server may
+        have been started anew.
         """
         self.url, self.model = checked_address(url), model
         self.listed: list[str] = []
         self._bearer: Mapping[str, str] = {"Authorization": f"Bearer {key}"} if key else {}
         self.connected: Callable[[], None] = nobody
+        self.renewed = False
         self._pool: httpcore2.AsyncConnectionPool | None = None
 
     async def close(self) -> None:
@@ -140,19 +135,19 @@ class Endpoint:
 
     async def _once(self, sending: "_Sending") -> bytes:
         sending.kept, sending.answered = True, False
+        pool = self._pool = self._pool or connections(self.url)
 
         async def trace(event: str, told: Mapping[str, Any]) -> None:
             if event == "connection.connect_tcp.started":
                 sending.kept = False
+                self.renewed |= not any(one.is_connected() for one in pool.connections)
             # Before that a proxy is asked to connect.
             elif event == _BEGINS and told["request"].method != b"CONNECT":
                 if not sending.kept:
                     self.connected()
                 sending.count()
 
-        if self._pool is None:
-            self._pool = connections(self.url)
-        async with self._pool.stream(
+        async with pool.stream(
             sending.method,
             self._at(sending.request.path),
             content=sending.data,

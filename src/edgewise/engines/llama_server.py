@@ -213,11 +213,14 @@ class LlamaServerEngine(HttpEngine):
 
     def _forget_slot_use(self) -> None:
         self._starts += 1
-        self._apart = None
+        self._apart, self.renewed = None, False
 
     async def _slot_use(self) -> tuple[SlotTable | None, bool]:
         """Return the slots (or None) and whether they keep prompts apart, by a probe at first."""
         async with self._probing:
+            if self.renewed:
+                # With the same model it may have other flags.
+                self._forget_slot_use()
             while self._apart is None:
                 starts, apart = self._starts, await self._probe_slots()
                 if starts == self._starts:

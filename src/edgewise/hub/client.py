@@ -5,6 +5,7 @@ on it. The library's cache (HF_HOME) is shared with every other program that dow
 the command `hf cache` manages it.
 """
 
+import errno
 import re
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -38,6 +39,7 @@ _LISTING_SECONDS = 10.0  # timeout of the hub's list of a repository's files
 
 _LARGEST_LISTING, _LARGEST_FILE = 16 << 20, 1 << 40
 _MOST_FILES = 1000
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOTDIR)
 
 # The client makes file names of these.
 _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9-]{1,256}"?')
@@ -58,7 +60,7 @@ _CHECK = "check HF_ENDPOINT, or name a file on this disk"
 
 
 class _NoAnswer(AddressError):
-    """The hub did not answer, or answered that it is busy or broken; the cache is tried then."""
+    """The hub did not answer, is busy or broken, or the disk failed; the cache is tried then."""
 
 
 def _require_plain(address: HubAddress, setting: str | None) -> None:
@@ -278,6 +280,9 @@ def explained(address: HubAddress) -> Generator[None]:
         if isinstance(error.__cause__, HfHubHTTPError):
             raise _refusal(address, named, error.__cause__) from error
         reason = short(str(error).strip().partition("\n")[0].rstrip(".")) or type(error).__name__
+        if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
+            here = f"The files of {named!r} cannot be read or written on this disk ({reason})"
+            raise _NoAnswer(here, hint="make room, or set HF_HOME to another folder") from error
         raise _NoAnswer(
             f"The hub at {constants.ENDPOINT} cannot be used for {named!r}, and the local cache "
             f"does not have it ({reason})",

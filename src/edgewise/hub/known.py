@@ -76,7 +76,6 @@ def like(known: KnownModel, models: Sequence[DiskModel]) -> Iterator[tuple[Path,
     SHA-256, which these programs have checked. Then come, with False, the file in the Python
     package that contains the model, if there is one, and files of `models` (from `disk_models`).
     """
-    # Programs that name a file after its hash have checked it.
     for path in blobs_named(known.sha256):
         if path.stat().st_size == known.size:
             yield path, True
