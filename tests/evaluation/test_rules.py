@@ -174,6 +174,15 @@ def test_the_command_compares_rules_at_equal_shares_and_goes_on(tmp_path: Path) 
     assert (tmp_path / "out" / "outcomes.jsonl").read_bytes() == kept
 
 
+def test_answers_of_another_context_are_not_taken_over(tmp_path: Path) -> None:
+    command = ["rules", "pocketqa", "--limit", "1", "--calibration", "1", "--rules", "exact"]
+    command += ["--max-tokens", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    done = CliRunner().invoke(app, [*command, "--ctx", "200"])
+    assert isinstance(done.exception, EdgewiseError)
+    assert "other models" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [

@@ -99,11 +99,12 @@ def _sweep(
     edge, cloud, tokenizer = _opened(chosen, device)
     models = {"edge": edge.fingerprint, "cloud": cloud.fingerprint}
     engine = f"rows, {edge.dtype} on {edge.device.type}"
+    context = min(edge.context, cloud.context, chosen.ctx or DEFAULT_CONTEXT)
     return Sweep(
         RowEngine(edge, cloud, tokenizer),
         tokenizer,
-        Store(out, {**described(*tasks), **models, "engine": engine}, Outcome),
-        context=min(edge.context, cloud.context, chosen.ctx or DEFAULT_CONTEXT),
+        Store(out, {**described(*tasks, [context]), **models, "engine": engine}, Outcome),
+        context=context,
         done=lambda count: progress.advance(bar, count),
         rows=rows,
     )

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
+from edgewise.edge.engine import DEFAULT_CONTEXT
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -34,6 +35,7 @@ from edgewise_lab.evaluation.systems import (
     Outcome,
     as_graded_today,
     cloud_identity,
+    contexts_of,
     edge_alone,
     graded,
     paired,
@@ -358,23 +360,26 @@ def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence
 def manifest(
     task: Task, calibration: Task, edge: EdgeModel, cloud: CloudModel
 ) -> dict[str, object]:
-    """Return a dict that identifies what all outcomes depend on: the questions and both models.
+    """Return a dict that identifies what all outcomes depend on: questions, contexts and models.
 
     Its keys are those of `described`, "edge" and "cloud". Runs with equal manifests may share a
     folder of results. Call `cloud.check_vocabulary` first: until then the identity of a cloud model
     in another process is incomplete.
     """
     models = {"edge": edge.fingerprint(), "cloud": cloud_identity(cloud)}
-    return {**described(task, calibration), **models}
+    return {**described(task, calibration, contexts_of(edge, cloud)), **models}
 
 
-def described(task: Task, calibration: Task) -> dict[str, object]:
-    """Return the part of a manifest that identifies the questions of both tasks.
+def described(task: Task, calibration: Task, contexts: Sequence[int]) -> dict[str, object]:
+    """Return the part of a manifest that identifies the questions of both tasks and `contexts`.
 
-    Its keys are "format" (version of stored results), "task" (name) and "questions" (SHA-256).
+    Its keys are "format" (version of stored results), "task" (name) and "questions" (SHA-256), and
+    "contexts" (sizes in tokens) if one is not `DEFAULT_CONTEXT`.
     """
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
-    return {"format": 3, "task": task.name, "questions": digest}
+    # The usual context is left out, so that folders from before it was held stay known.
+    held = {} if {*contexts} == {DEFAULT_CONTEXT} else {"contexts": contexts}
+    return {"format": 3, "task": task.name, "questions": digest, **held}
 
 
 FAR = 0.25
