@@ -141,6 +141,7 @@ class Evaluation:
         self.task, self.calibration = task, calibration
         self.edge, self.cloud = edge, cloud
         self.deadline = deadline
+        self._verifying = Policy(verify="on", on_cloud_error="raise", deadline=deadline)
         self.store, self._done, self._workers = store, done, workers
 
     def run(
@@ -260,17 +261,14 @@ class Evaluation:
         The share is kept by a budget of cloud tokens. The keys name the system `name` + `SERVED`.
         `cloud` replaces the evaluation's cloud model; the one used must be able to verify.
         """
-        by_share = {share: replace(self._verifying(), cloud_share=share) for share in shares}
+        by_share = {share: replace(self._verifying, cloud_share=share) for share in shares}
         return self.served(Contender(name, READS_ALONG, identity=name, served=by_share), cloud)
 
     def exact(self) -> dict[Cell, list[Outcome]]:
         """Return the outcomes where the cloud verifies, replacing all tokens it would not write."""
-        policy = replace(self._verifying(), verify="exact")
+        policy = replace(self._verifying, verify="exact")
         decoder = Decoder(self.edge, router=READS_ALONG, policy=policy, cloud=self.cloud)
         return {EXACT: self._cell(EXACT, Decoded(decoder, self.task.max_tokens).answer)}
-
-    def _verifying(self) -> Policy:
-        return Policy(verify="on", on_cloud_error="raise", deadline=self.deadline)
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
         """Return the outcomes of a router with one fixed threshold for each cloud share.
@@ -374,17 +372,15 @@ def described(task: Task, calibration: Task, contexts: Sequence[int]) -> dict[st
     """Return the part of a manifest that identifies the questions of both tasks and `contexts`.
 
     Its keys are "format" (version of stored results), "task" (name) and "questions" (SHA-256), and
-    "contexts" (sizes in tokens) if one is not `DEFAULT_CONTEXT`.
+    "contexts" (in tokens) unless all are `DEFAULT_CONTEXT`: older folders of that stay known.
     """
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
-    # The usual context is left out, so that folders from before it was held stay known.
     held = {} if {*contexts} == {DEFAULT_CONTEXT} else {"contexts": contexts}
     return {"format": 3, "task": task.name, "questions": digest, **held}
 
 
 FAR = 0.25
 """Relative error beyond which a realised cloud share counts as missed."""
-
 
 AGREEMENT = (
     "The questions come without answers: right means here that an answer agrees with the cloud's "

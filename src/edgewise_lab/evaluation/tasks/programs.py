@@ -99,10 +99,9 @@ def passes(question: Question, text: str, *, strict: bool = False) -> bool:
     """Whether the reply's code passes the question's tests.
 
     The last fenced block of Python is tried, then all of them joined; without a fence the whole
-    reply is code. Blocks without a language count as Python if none is named so, and others only
-    where there are no such. With `strict` the reply must have exactly one block of any language.
-    The code blocks of the prompt run first, so that a reply may leave out what they define. Raises
-    `UsageError` if the process that runs the code does not start.
+    reply is code. Where no block is named Python, those without a language are, or else all. With
+    `strict` the reply must have exactly one block. The prompt's code runs first, so that a reply
+    may leave out what it defines. Raises `UsageError` if the process for it does not start.
     """
     blocks = _python(text)
     if strict:
@@ -114,17 +113,14 @@ def passes(question: Question, text: str, *, strict: bool = False) -> bool:
 def _python(text: str) -> list[str]:
     """Return the code of the blocks that `passes` takes for Python."""
     blocks = _blocks(text)
-    for language in (r"\W*py(?:thon)?[\d.]*\b", r"\s*\Z"):
-        if found := [code for name, code in blocks if re.match(language, name, re.IGNORECASE)]:
-            return found
-    return [code for _, code in blocks]
+    named = [code for name, code in blocks if re.match(r"(?i)\W*py(?:thon)?[\d.]*\b", name)]
+    return named or [code for name, code in blocks if not name] or [code for _, code in blocks]
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
     """Return language and code of each fenced block; one that is not closed ends with the text."""
     fence = r"^[ \t]*(```+|~~~+)([^\n`]*)\n(.*?)(?:^[ \t]*\1|\Z)"
-    found = re.findall(fence, text, re.MULTILINE | re.DOTALL)
-    return [(language, dedent(code)) for _, language, code in found]
+    return [(name.strip(), dedent(code)) for _, name, code in re.findall(fence, text, re.M | re.S)]
 
 
 @lru_cache(4096)  # both readings ask
