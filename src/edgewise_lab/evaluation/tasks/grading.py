@@ -16,6 +16,7 @@ from edgewise_lab.evaluation.tasks import conclusions, programs
 from edgewise_lab.evaluation.tasks.base import LETTERS, Grading, Question, Task
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+_OPERANDS = r"(?<!\\)\([^()=]{0,99}\d%?(?:\s*[-+*x×·÷−]\s*|\s+/\s+)\$?\d[^()=]{0,99}\)\W*\Z"
 _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
 
 
@@ -137,6 +138,7 @@ def named_number(question: Question, text: str) -> str | None:
 
     "2,000.0" becomes "2000". "2.50" becomes "5/2" if the prompt wants "Answer: X", else "2.5".
     """
+    text = re.sub(_OPERANDS, "", text)  # "(6 x 7)" tells how, not what
     if not _is_chat(question):
         return _plain(extract_number(text))
     said = conclusions.says_number(text)
