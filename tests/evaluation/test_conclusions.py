@@ -183,6 +183,11 @@ def test_choices_without_letters(
         ("18", "#### 1. The eggs\n16 - 7 = 9\n#### 2. The money\nThat is 18.", True, False),
         ("18", "To answer this we need 3 steps. She makes $18.", True, False),
         ("18", "She makes **$18**.", True, False),
+        # What a number was made of is no conclusion; a fraction or a result may be one.
+        ("18", "She makes $18 (9 x 2).", True, False),
+        ("18", "She makes $18 (2 of 9).", False, False),
+        ("0.75", "Three of 4 parts (3/4).", True, False),
+        ("18", "For 2 weeks (9 * 2 = 18).", True, False),
         ("9", "It is 16-7 = 9", True, False),
         ("7", "Of 16-7", True, False),
         ("18", "Answer: 17\nNo.\nAnswer: 18", True, False),

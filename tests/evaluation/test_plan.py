@@ -298,6 +298,19 @@ def test_another_model_behind_one_address(tmp_path: Path) -> None:
         Store(tmp_path, told[1], Outcome)
 
 
+def test_another_context(tmp_path: Path) -> None:
+    """In a smaller one answers end sooner; the usual one is as before it was held."""
+    task, cloud = animals(2), ScriptedCloud(noise())
+    edges = [ScriptedEdge(noise(), context=size) for size in (4096, 300, 4096)]
+    told = [manifest(task, task, edge, cloud) for edge in edges]
+    assert told[1]["contexts"] == (300,)
+    assert told[0].keys() == {"format", "task", "questions", "edge", "cloud"}
+    Store(tmp_path, told[0], Outcome)
+    Store(tmp_path, told[2], Outcome)
+    with pytest.raises(UsageError, match="other models"):
+        Store(tmp_path, told[1], Outcome)
+
+
 def test_a_model_in_this_process_is_known_by_its_weights() -> None:
     task, edge = animals(2), ScriptedEdge(noise())
     with closing(LocalCloud(LlamaModel(bundled("cloud"), threads=1))) as cloud:

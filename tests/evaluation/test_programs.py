@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from edgewise.errors import UsageError
 from edgewise_lab.evaluation.tasks import programs
@@ -47,7 +48,13 @@ def fenced(code: str, name: str = "python") -> str:
         (f"1. So:\n\n   ```python\n   {RIGHT.replace(chr(10), chr(10) + '   ')}```", True, True),
         (fenced("def area(r): return 0") + fenced(RIGHT), True, False),
         (fenced(RIGHT) + fenced("print(area(2))"), True, False),
-        (fenced(RIGHT) + fenced("$ python area.py", "sh"), False, False),
+        # What is not Python, such as a command or an output, is not run.
+        (fenced(RIGHT) + fenced("$ python area.py", "sh"), True, False),
+        (fenced(RIGHT) + fenced("The area is 3.14.", ""), True, False),
+        (fenced(RIGHT, "Python3") + fenced(">>> area(1)", "pycon"), True, False),
+        (fenced(RIGHT, "") + fenced("$ python area.py", "sh"), True, False),
+        (fenced("$ touch area.py", "sh") + fenced("def area(r): return 0"), False, False),
+        (fenced(RIGHT, "text"), True, True),
         (fenced("def area(r): return 0"), False, False),
         (fenced("def other(r): return 0"), False, False),
         ("I do not know.", False, False),
@@ -71,6 +78,12 @@ def fenced(code: str, name: str = "python") -> str:
 )
 def test_code(text: str, right: bool, strict: bool) -> None:
     assert (is_right(AREA, text), is_strictly_right(AREA, text)) == (right, strict)
+
+
+def test_a_prompts_own_code_is_its_python() -> None:
+    """A command beside it in the prompt does not take away what the code defines."""
+    asked = replace(AREA, prompt=PROMPT + fenced("$ python area.py", "sh"))
+    assert is_right(asked, fenced(RIGHT))
 
 
 @pytest.mark.parametrize(

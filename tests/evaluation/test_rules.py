@@ -174,6 +174,37 @@ def test_the_command_compares_rules_at_equal_shares_and_goes_on(tmp_path: Path) 
     assert (tmp_path / "out" / "outcomes.jsonl").read_bytes() == kept
 
 
+def test_answers_of_another_context_are_not_taken_over(tmp_path: Path) -> None:
+    command = ["rules", "pocketqa", "--limit", "1", "--calibration", "1", "--rules", "exact"]
+    command += ["--max-tokens", "2", "--device", "cpu", "--out", str(tmp_path / "out")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    done = CliRunner().invoke(app, [*command, "--ctx", "200"])
+    assert isinstance(done.exception, EdgewiseError)
+    assert "other models" in str(done.exception)
+
+
+def test_the_summary_is_of_the_rule_that_differences_are_to() -> None:
+    """A rule without a share comes first in the table: JSON told its figures as the pair's."""
+    command = ["rules", "pocketqa", "--limit", "2", "--calibration", "2", "--rules"]
+    command += ["exact,verify ratio", "--max-tokens", "4", "--device", "cpu", "--json"]
+    done = CliRunner().invoke(app, [*command, "--cloud-share", "0.9"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["router"] == "verify ratio"
+    (main,) = (one for one in told["systems"] if one["system"] == told["router"])
+    assert main["difference"] == 0
+    assert told["cloud_share"] == main["cloud_share"]
+
+
+def test_replies_that_a_person_must_read_are_told_before_any_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "poems.jsonl"
+    line = '{"prompt": "Write a poem.", "answer": "It rhymes.", "check": "read"}\n'
+    file.write_text(line + line.replace("poem", "song"))
+    done = CliRunner().invoke(app, ["rules", str(file), "--calibration", "1", "--device", "cpu"])
+    assert isinstance(done.exception, EdgewiseError)
+    assert "are to be read" in str(done.exception)
+
+
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [

@@ -19,7 +19,6 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import RouterCard
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.shared import figures_tables, resume_hint
 from edgewise_lab.evaluation.plan import (
     CALIBRATED,
     OF_ROUTERS,
@@ -31,7 +30,7 @@ from edgewise_lab.evaluation.plan import (
     warnings,
 )
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, as_csv, rows, summary
-from edgewise_lab.evaluation.store import Store
+from edgewise_lab.evaluation.store import Cell, Store
 from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
@@ -89,18 +88,19 @@ def evaluate(
         known=False,
         calibrated=not set(wanted).isdisjoint(CALIBRATED),
     )
-    _require_checks(asked[0])
+    require_checks(asked[0])
     shared.tell_of_code(asked)
     named = router or [chosen.router]
     kept = f"Answers are in {out}: the same command goes on from there."
     lost = "No answer was kept; with --out FOLDER the next run can go on."
-    with resume_hint(kept if out else lost):
+    with shared.resume_hint(kept if out else lost):
         contenders, table = _compared(chosen, asked, named, shares, out, wanted, workers)
     if table:
         tell(asked[0], contenders, table, json=json, csv=csv)
 
 
-def _require_checks(task: Task) -> None:
+def require_checks(task: Task) -> None:
+    """Raise `UsageError`, before any work is done, if code can grade no reply to the task."""
     if task.to_read == len(task.questions):
         raise UsageError(
             f"All replies to {task.name!r} are to be read by a person",
@@ -147,22 +147,23 @@ def tell(
     *,
     json: bool,
     csv: Path | None,
-    main: str | None = None,
+    main: Cell | None = None,
 ) -> None:
     """Print the figures in `table`, as tables or as JSON, and also write them to the file `csv`.
 
     Warnings, such as of a missed cloud share or about the routers `contenders`, follow the tables
-    or are in the JSON. `main` names the system that differences in `table` are to, if it has any.
+    or are in the JSON. `main` is the system that differences in `table` are to, if it has any.
     """
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"
     sentences = warnings(task, contenders, table)
     if json:
-        told = summary(task.name, contenders[0].name if contenders else None, table, sentences)
+        router = contenders[0].name if contenders else main and main.system
+        told = summary(task.name, router, table, sentences)
         measure = "accuracy" if task.known else "agreement"
         print(msgspec.json.encode(replace(told, measure=measure)).decode())
     else:
-        figures_tables(title, table, main)
+        shared.figures_tables(title, table, main and shared.system_named(main.system, main.share))
         for sentence in sentences:
             render.warn(sentence)
     if csv:

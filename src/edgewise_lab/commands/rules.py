@@ -23,7 +23,7 @@ from edgewise_lab.bench.rules.models import RowModel, open_rows
 from edgewise_lab.bench.rules.rule import RULES, Rule
 from edgewise_lab.bench.rules.sweep import Sweep
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.eval import require_writable, shares_of, tell
+from edgewise_lab.commands.eval import require_checks, require_writable, shares_of, tell
 from edgewise_lab.evaluation.plan import described
 from edgewise_lab.evaluation.report import rows as figures
 from edgewise_lab.evaluation.store import Cell, Store
@@ -76,6 +76,7 @@ def rules(
         max_tokens=max_tokens,
         known=False,
     )
+    require_checks(tasks[0])
     shared.tell_of_code(tasks)
     hint = shared.resume_hint("With --out FOLDER the same command goes on from what it has kept.")
     with render.progress(hidden=json) as progress, hint:
@@ -83,8 +84,7 @@ def rules(
         found = sweep.run(*tasks, wanted, shares)
     main = Cell(RULES[0].name, shares[0])
     main = main if main in found else [*found][min(2, len(found) - 1)]
-    table, name = figures(found, main), shared.system_named(main.system, main.share)
-    tell(tasks[0], [], table, json=json, csv=csv, main=name)
+    tell(tasks[0], [], figures(found, main), json=json, csv=csv, main=main)
 
 
 def _sweep(
@@ -99,11 +99,12 @@ def _sweep(
     edge, cloud, tokenizer = _opened(chosen, device)
     models = {"edge": edge.fingerprint, "cloud": cloud.fingerprint}
     engine = f"rows, {edge.dtype} on {edge.device.type}"
+    context = min(edge.context, cloud.context, chosen.ctx or DEFAULT_CONTEXT)
     return Sweep(
         RowEngine(edge, cloud, tokenizer),
         tokenizer,
-        Store(out, {**described(*tasks), **models, "engine": engine}, Outcome),
-        context=min(edge.context, cloud.context, chosen.ctx or DEFAULT_CONTEXT),
+        Store(out, {**described(*tasks, [context]), **models, "engine": engine}, Outcome),
+        context=context,
         done=lambda count: progress.advance(bar, count),
         rows=rows,
     )
@@ -139,7 +140,5 @@ def _opened(chosen: Settings, device: str) -> tuple[RowModel, RowModel, Tokenize
             "Edge and cloud have two vocabularies", hint="choose two models of one family"
         )
     imported("transformers", "torch")[0].set_num_threads(chosen.threads or default_threads())
-    edge, cloud = (
-        open_rows(address, role, device) for address, role in zip(addresses, ROLES, strict=True)
-    )
+    edge, cloud = map(open_rows, addresses, ROLES, (device, device))
     return edge, cloud, tokenizer

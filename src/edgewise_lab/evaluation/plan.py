@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
+from edgewise.edge.engine import DEFAULT_CONTEXT
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -34,6 +35,7 @@ from edgewise_lab.evaluation.systems import (
     Outcome,
     as_graded_today,
     cloud_identity,
+    contexts_of,
     edge_alone,
     graded,
     paired,
@@ -139,6 +141,7 @@ class Evaluation:
         self.task, self.calibration = task, calibration
         self.edge, self.cloud = edge, cloud
         self.deadline = deadline
+        self._verifying = Policy(verify="on", on_cloud_error="raise", deadline=deadline)
         self.store, self._done, self._workers = store, done, workers
 
     def run(
@@ -258,17 +261,14 @@ class Evaluation:
         The share is kept by a budget of cloud tokens. The keys name the system `name` + `SERVED`.
         `cloud` replaces the evaluation's cloud model; the one used must be able to verify.
         """
-        by_share = {share: replace(self._verifying(), cloud_share=share) for share in shares}
+        by_share = {share: replace(self._verifying, cloud_share=share) for share in shares}
         return self.served(Contender(name, READS_ALONG, identity=name, served=by_share), cloud)
 
     def exact(self) -> dict[Cell, list[Outcome]]:
         """Return the outcomes where the cloud verifies, replacing all tokens it would not write."""
-        policy = replace(self._verifying(), verify="exact")
+        policy = replace(self._verifying, verify="exact")
         decoder = Decoder(self.edge, router=READS_ALONG, policy=policy, cloud=self.cloud)
         return {EXACT: self._cell(EXACT, Decoded(decoder, self.task.max_tokens).answer)}
-
-    def _verifying(self) -> Policy:
-        return Policy(verify="on", on_cloud_error="raise", deadline=self.deadline)
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
         """Return the outcomes of a router with one fixed threshold for each cloud share.
@@ -358,28 +358,29 @@ def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence
 def manifest(
     task: Task, calibration: Task, edge: EdgeModel, cloud: CloudModel
 ) -> dict[str, object]:
-    """Return a dict that identifies what all outcomes depend on: the questions and both models.
+    """Return a dict that identifies what all outcomes depend on: questions, contexts and models.
 
     Its keys are those of `described`, "edge" and "cloud". Runs with equal manifests may share a
     folder of results. Call `cloud.check_vocabulary` first: until then the identity of a cloud model
     in another process is incomplete.
     """
     models = {"edge": edge.fingerprint(), "cloud": cloud_identity(cloud)}
-    return {**described(task, calibration), **models}
+    return {**described(task, calibration, contexts_of(edge, cloud)), **models}
 
 
-def described(task: Task, calibration: Task) -> dict[str, object]:
-    """Return the part of a manifest that identifies the questions of both tasks.
+def described(task: Task, calibration: Task, contexts: Sequence[int]) -> dict[str, object]:
+    """Return the part of a manifest that identifies the questions of both tasks and `contexts`.
 
-    Its keys are "format" (version of stored results), "task" (name) and "questions" (SHA-256).
+    Its keys are "format" (version of stored results), "task" (name) and "questions" (SHA-256), and
+    "contexts" (in tokens) unless all are `DEFAULT_CONTEXT`: older folders of that stay known.
     """
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
-    return {"format": 3, "task": task.name, "questions": digest}
+    held = {} if {*contexts} == {DEFAULT_CONTEXT} else {"contexts": contexts}
+    return {"format": 3, "task": task.name, "questions": digest, **held}
 
 
 FAR = 0.25
 """Relative error beyond which a realised cloud share counts as missed."""
-
 
 AGREEMENT = (
     "The questions come without answers: right means here that an answer agrees with the cloud's "

@@ -30,7 +30,6 @@ SERVED = ", served"
 Outcomes = Mapping[Cell, Sequence[Outcome]]
 Grade = Callable[[Outcome], bool]
 
-
 Clock = Literal["measured", "composed"]
 """Whether times were measured, or composed: added up from measured times of other systems."""
 

@@ -20,12 +20,7 @@ from edgewise.prompts import Prompt, prompt_of
 from edgewise.routers.base import Router
 from edgewise.routers.untrained import MaxProb
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.evaluation.tasks.grading import (
-    first_mention,
-    grader,
-    is_right,
-    is_strictly_right,
-)
+from edgewise_lab.evaluation.tasks.grading import first_mention, grader, is_right, is_strictly_right
 
 
 def max_answer_tokens(prompt: int, max_tokens: int, *contexts: int) -> int:

@@ -16,6 +16,7 @@ from edgewise_lab.evaluation.tasks import conclusions, programs
 from edgewise_lab.evaluation.tasks.base import LETTERS, Grading, Question, Task
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+_OPERANDS = r"(?<!\\)\([^()=]{0,99}\d%?(?:\s*[-+*x×·÷−]\s*|\s+/\s+)\$?\d[^()=]{0,99}\)\W*\Z"
 _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
 
 
@@ -137,6 +138,7 @@ def named_number(question: Question, text: str) -> str | None:
 
     "2,000.0" becomes "2000". "2.50" becomes "5/2" if the prompt wants "Answer: X", else "2.5".
     """
+    text = re.sub(_OPERANDS, "", text)  # "(6 x 7)" tells how, not what
     if not _is_chat(question):
         return _plain(extract_number(text))
     said = conclusions.says_number(text)
@@ -146,9 +148,8 @@ def named_number(question: Question, text: str) -> str | None:
 
 def _number(question: Question) -> str | None:
     """Return the right number in the form of `named_number`."""
-    if not _is_chat(question):
-        return _plain(question.answer)
-    return str(conclusions.number_from(question.answer))
+    answer = question.answer
+    return str(conclusions.number_from(answer)) if _is_chat(question) else _plain(answer)
 
 
 def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
@@ -196,7 +197,7 @@ def _places(text: str, choices: tuple[str, ...]) -> Iterator[_Place]:
     start = after + len("Therefore") if after >= 0 else len(text)
     yield from _first_named(text, start, start + 50, choices)
     yield from _by_letter(text, start, start + 50, choices)
-    bracketed = re.search(rf"\(([{_letters(choices)}])\)", text, re.IGNORECASE)
+    bracketed = re.search(rf"\(([{LETTERS[: len(choices)]}])\)", text, re.IGNORECASE)
     if bracketed:
         yield bracketed.start(1), choices[LETTERS.index(bracketed[1].lower())]
     yield from _by_letter(text, 0, 15, choices)
@@ -217,7 +218,8 @@ def _first_named(text: str, start: int, end: int, choices: tuple[str, ...]) -> I
 
 def _by_letter(text: str, start: int, end: int, choices: tuple[str, ...]) -> Iterator[_Place]:
     """The choice whose capital letter appears first as such."""
-    for match in re.compile(rf"\b([{_letters(choices).upper()}])\b").finditer(text, start, end):
+    capitals = LETTERS[: len(choices)].upper()
+    for match in re.compile(rf"\b([{capitals}])\b").finditer(text, start, end):
         choice = choices[LETTERS.index(match[1].lower())]
         if _is_name(match[1], text[match.end() :], choice):
             yield match.start(), choice
@@ -253,10 +255,6 @@ def _item(letter: str, choice: str) -> str:
 def _own(choice: str) -> str:
     """The pattern of a choice's text as words of its own."""
     return rf"(?<!\w){re.escape(choice)}(?!\w)"
-
-
-def _letters(choices: tuple[str, ...]) -> str:
-    return LETTERS[: len(choices)]
 
 
 def _plain(number: str | None) -> str | None:

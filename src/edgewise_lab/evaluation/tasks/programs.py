@@ -98,22 +98,29 @@ def fits(question: Question, text: str, *, strict: bool = False) -> bool:
 def passes(question: Question, text: str, *, strict: bool = False) -> bool:
     """Whether the reply's code passes the question's tests.
 
-    The last fenced code block is tried, then all blocks joined; without a fence the whole reply is
-    code. With `strict` the reply must have exactly one block. The code blocks of the prompt run
-    first, so that a reply may leave out what they define. Raises `UsageError` if the process that
-    runs the code does not start.
+    The last fenced block of Python is tried, then all of them joined; without a fence the whole
+    reply is code. Where no block is named Python, those without a language are, or else all. With
+    `strict` the reply must have exactly one block. The prompt's code runs first, so that a reply
+    may leave out what it defines. Raises `UsageError` if the process for it does not start.
     """
-    blocks = _blocks(text)
+    blocks = _python(text)
     if strict:
-        return len(blocks) == 1 and _passes(question.prompt, blocks[0], question.answer)
+        return len(_blocks(text)) == 1 and _passes(question.prompt, blocks[0], question.answer)
     tried = dict.fromkeys([*blocks[-1:], "\n".join(blocks)]) if blocks else [text]
     return any(_passes(question.prompt, code, question.answer) for code in tried)
 
 
-def _blocks(text: str) -> list[str]:
-    """Return the code of each fenced block; one that is not closed ends with the text."""
-    fence = r"^[ \t]*(```+|~~~+)[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)"
-    return [dedent(block) for _, block in re.findall(fence, text, re.MULTILINE | re.DOTALL)]
+def _python(text: str) -> list[str]:
+    """Return the code of the blocks that `passes` takes for Python."""
+    blocks = _blocks(text)
+    named = [code for name, code in blocks if re.match(r"(?i)\W*py(?:thon)?[\d.]*\b", name)]
+    return named or [code for name, code in blocks if not name] or [code for _, code in blocks]
+
+
+def _blocks(text: str) -> list[tuple[str, str]]:
+    """Return language and code of each fenced block; one that is not closed ends with the text."""
+    fence = r"^[ \t]*(```+|~~~+)([^\n`]*)\n(.*?)(?:^[ \t]*\1|\Z)"
+    return [(name.strip(), dedent(code)) for _, name, code in re.findall(fence, text, re.M | re.S)]
 
 
 @lru_cache(4096)  # both readings ask
@@ -128,7 +135,7 @@ def _passes(prompt: str, code: str, tests: str) -> bool:
             folders=[_OWN],
         )
         try:
-            request = [token, folder, "\n".join(_blocks(prompt)), code, tests]
+            request = [token, folder, "\n".join(_python(prompt)), code, tests]
             return child.ask(json.dumps(request).encode()) == token.encode()
         except ChildEnded as ended:
             if ended.why == "start":
