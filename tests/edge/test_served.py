@@ -476,6 +476,34 @@ def test_a_character_of_several_tokens_comes_as_one(begun: Begun) -> None:
         assert written(session, len(ids)) == ids
 
 
+@pytest.mark.parametrize("before", range(8))
+@pytest.mark.parametrize("program", ["Ollama", "mlx_lm.server"])
+def test_an_answer_goes_on_behind_any_character(opened: Opened, program: str, before: int) -> None:
+    """One of several tokens may stand where a reply or a stream ends, as no text can."""
+    with llama_edge(program=program, context=1000) as served:
+        tokenizer = served.tokenizer
+        served.story = tokenizer.encode("a" + "." * before + "🦩日é")
+        session = opened(served).session()
+        prompt = served.story[: 1 + before]
+        session.open(prompt)
+        n = AHEAD + 20 if program == "Ollama" else 40
+        endless = served.story * (n + 1)
+        assert written(session, n) == endless[len(prompt) : len(prompt) + n]
+
+
+def test_a_tie_behind_a_character_of_several_tokens_ends_no_answer(opened: Opened) -> None:
+    """mlx_lm.server does not say which of two equals it wrote; its text begins alike before it."""
+    with llama_edge(program="mlx_lm.server") as served:
+        served.story = served.tokenizer.encode("🦩日.")
+        wrote = served.story[-1]
+        equal = wrote + 5
+        served.lie = lambda top: [*top, (equal, top[0][1])] if top[0][0] == wrote else top
+        session = opened(served).session()
+        session.open(served.story)
+        expected = [*served.story[:-1], equal]
+        assert written(session, 40) == expected * (40 // len(expected))
+
+
 def test_a_server_that_is_gone_keeps_the_text_so_far() -> None:
     def ending(event: Event, number: int) -> Event | None:
         return None if number == 5 else event
