@@ -14,7 +14,7 @@ import pytest
 from edgewise import Pair
 from edgewise.addresses import bundled
 from edgewise.cloud.hosts import hosts_of, require_near
-from edgewise.edge.base import EdgeOptions, EdgeSession, Floats, Needs
+from edgewise.edge.base import EdgeOptions, EdgeSession, Floats, Needs, Tokenizer
 from edgewise.edge.served import dialect, server
 from edgewise.edge.served.model import ServedEdge, open_server
 from edgewise.edge.served.session import AHEAD
@@ -502,6 +502,39 @@ def test_a_tie_behind_a_character_of_several_tokens_ends_no_answer(opened: Opene
         session.open(served.story)
         expected = [*served.story[:-1], equal]
         assert written(session, 40) == expected * (40 // len(expected))
+
+
+class WithoutAByte:
+    """A tokenizer without an id for the byte that begins a 🦩, and without a way around it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def piece(self, token: int) -> bytes:
+        return self.tokenizer.piece(token).replace(b"\xf0", b"")
+
+
+def test_a_text_that_belongs_to_no_ids_leaves_no_gap(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Ollama writes behind it does not follow what stands before it."""
+    with llama_edge(program="Ollama") as served:
+        served.story = served.tokenizer.encode("ab🦩cd")
+
+        def lacking(place: str) -> Any:
+            return WithoutAByte(served.tokenizer)
+
+        monkeypatch.setattr("edgewise.edge.served.model.open_tokenizer", lacking)
+        session = opened(served).session()
+        session.open(served.story[:1])
+        before = served.story.index(served.tokenizer.encode("🦩")[0])
+        assert written(session, before - 1) == served.story[1:before]
+        with pytest.raises(EdgeError) as caught:
+            session.step()
+    assert served.url in caught.value.message
 
 
 def test_a_server_that_is_gone_keeps_the_text_so_far() -> None:

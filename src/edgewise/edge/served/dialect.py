@@ -223,8 +223,8 @@ class Dialect:
         same = len(known) == len(tokens) and bytes_of(self.tokenizer, known) == event.text.encode()
         if same or not self.kind.joins:
             return tokens
-        ids = ids_of_text(self.tokenizer, before, event.text) or ()
-        return [ServedToken(token, [(token, 0.0)]) for token in ids]
+        ids = ids_of_text(self.tokenizer, before, event.text)
+        return [None] if ids is None else [ServedToken(token, [(token, 0.0)]) for token in ids]
 
     def _whole(self, ids: Sequence[int], most: int, top: int) -> list[ServedToken]:
         """Return at most `most` tokens after `ids`, from a whole reply, that end with a character.
