@@ -8,10 +8,11 @@ import json
 import math
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import SHUT_RDWR, socket
 from typing import Any
 
 from edgewise.addresses import bundled
@@ -81,6 +82,7 @@ class LlamaEdge:
     details: Mapping[str, object] = field(default_factory=dict)
     """More of each model in Ollama's list."""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    connections: list[socket] = field(default_factory=list)
     tokenizer: Tokenizer = field(default_factory=lambda: open_tokenizer(str(bundled("edge"))))
 
     @property
@@ -115,6 +117,13 @@ class LlamaEdge:
         self.busy |= {seed: self.busy[seed] - 1 for seed in busy}
         wrote = {"is_processing": True, "next_token": [{"n_decoded": WRITTEN}]}
         return [{**wrote, "params": {"seed": seed}} for seed in (*busy, 1)] + [_IDLE]
+
+    def replace(self) -> None:
+        """Ends every connection, as one that is started anew with another model."""
+        for one in self.connections:
+            with suppress(OSError):
+                one.shutdown(SHUT_RDWR)
+        self.path, self.models = Path("/other.gguf"), ("other",)
 
     def load(self, body: dict[str, Any]) -> None:
         """Loads the model for a request, where it is not loaded as that wants it."""
@@ -197,6 +206,10 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+
+        def setup(self) -> None:
+            super().setup()
+            served.connections.append(self.connection)
 
         def log_message(self, format: str, *args: object) -> None: ...
 

@@ -714,6 +714,33 @@ def test_a_server_that_is_replaced_is_noticed_before_the_next_answer(anyone: Lla
     assert caught.value.setting == "edge"
 
 
+def test_a_server_that_is_replaced_is_noticed_before_an_answer_goes_on(
+    begun: Begun, anyone: LlamaEdge
+) -> None:
+    """As while the cloud corrects a token: the stream before it was closed by the edge itself."""
+    session = begun(anyone)
+    session.step()
+    session.extend([999])
+    session.step()
+    session.extend([998])
+    anyone.replace()
+    with pytest.raises(EdgeError) as caught:
+        session.step()
+    assert anyone.url in caught.value.message
+    assert len(anyone.requests) == 2
+
+
+def test_a_server_that_stays_is_not_asked_again_who_it_is(begun: Begun, anyone: LlamaEdge) -> None:
+    session = begun(anyone)
+    session.step()
+    asked = len(anyone.keys) - len(anyone.requests)
+    for token in (999, 998, 997):
+        session.extend([token])
+        session.step()
+    assert len(anyone.keys) - len(anyone.requests) == asked
+    assert len(anyone.requests) == 4
+
+
 def test_only_what_the_server_names_is_drawn(begun: Begun, anyone: LlamaEdge) -> None:
     session = begun(anyone, Needs.LOGITS)
     step = session.step()

@@ -196,8 +196,9 @@ class ServedSession(EdgeSession):
         self._steps = {at: step for at, step in self._steps.items() if at <= position}
 
     def _start(self, end: int) -> None:
-        if not self._served:
+        if not self._served or self._connection.get_extra_info("is_readable"):
             self._check_server()
+            self._connection = self._dialect.server.connection
         self._stop(end)
         self._served = self._ids[:end]
         tokens = min(AHEAD, self._context + 1 - end)
