@@ -7,11 +7,12 @@ completions (LM Studio) and of `mlx_lm/server.py` 0.32.
 import json
 import math
 import threading
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socket import SHUT_RDWR, socket
 from typing import Any
 
 from edgewise.addresses import bundled
@@ -65,6 +66,8 @@ class LlamaEdge:
     """Requests that found the slot of their own prefix busy."""
     ends: int = 1 << 30
     """So many tokens a request are written before the answer ends."""
+    story: Sequence[int] = ()
+    """If any, the likeliest id by position, again and again."""
     loaded: tuple[int, bool] | None = None
     """Ollama's context, and whether it moves on at its end, of the model as it was loaded last."""
     most: int = 1 << 20
@@ -79,6 +82,7 @@ class LlamaEdge:
     details: Mapping[str, object] = field(default_factory=dict)
     """More of each model in Ollama's list."""
     requests: list[dict[str, Any]] = field(default_factory=list)
+    connections: list[socket] = field(default_factory=list)
     tokenizer: Tokenizer = field(default_factory=lambda: open_tokenizer(str(bundled("edge"))))
 
     @property
@@ -89,12 +93,15 @@ class LlamaEdge:
         """Three ids and their logprobs, by the text that stands before."""
         text = bytes_of(self.tokenizer, ids)
         first = (7 * sum(text) + len(text)) % 200 + 300
+        if self.story:
+            first = self.story[len(ids) % len(self.story)]
         return [(first + i, math.log(p)) for i, p in enumerate((0.6, 0.3, 0.1 - 1e-6))]
 
     def text(self, token: int) -> str:
         if not 0 <= token < self.size:
             return "\ufffd"
-        return self.tokenizer.piece(token).decode() or self.tokenizer.special.get(token, "")
+        piece = self.tokenizer.piece(token).decode("utf-8", "replace")
+        return piece or self.tokenizer.special.get(token, "")
 
     def ids(self, prompt: list[int] | str) -> list[int]:
         return prompt if isinstance(prompt, list) else self.tokenizer.encode_prompt(prompt)
@@ -110,6 +117,13 @@ class LlamaEdge:
         self.busy |= {seed: self.busy[seed] - 1 for seed in busy}
         wrote = {"is_processing": True, "next_token": [{"n_decoded": WRITTEN}]}
         return [{**wrote, "params": {"seed": seed}} for seed in (*busy, 1)] + [_IDLE]
+
+    def replace(self) -> None:
+        """Ends every connection, as one that is started anew with another model."""
+        for one in self.connections:
+            with suppress(OSError):
+                one.shutdown(SHUT_RDWR)
+        self.path, self.models = Path("/other.gguf"), ("other",)
 
     def load(self, body: dict[str, Any]) -> None:
         """Loads the model for a request, where it is not loaded as that wants it."""
@@ -193,6 +207,10 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
+        def setup(self) -> None:
+            super().setup()
+            served.connections.append(self.connection)
+
         def log_message(self, format: str, *args: object) -> None: ...
 
         def send(self, made: object, status: int | None = None) -> None:
@@ -267,7 +285,7 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
                 "llama-server": {**made[0], "timings": {"prompt_n": again}},
             }
             if served.program == "mlx_lm.server":
-                text = "".join(event["text"] for event in made)
+                text = bytes_of(served.tokenizer, ids[prompt:]).decode("utf-8", "replace")
                 choice = {"index": 0, "text": text, "logprobs": {"content": made}}
                 forms["mlx_lm.server"] = {"choices": [choice], "usage": usage}
             self.send(spoilt or forms[served.program])
@@ -279,14 +297,24 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
             self.send_response(200)
             self.end_headers()
             start = b"" if ollama else b"data: "
-            prompt, reason = len(ids), "stop" if most == served.ends else "length"
+            prompt, held = len(ids), b""
+            reason = "stop" if most == served.ends else "length"
             for number in range(1, most + 1):
-                event = served.spoil(served.event(ids, number), number)
+                made, ids = served.event(ids, number), [*ids, served.likeliest(ids)[0][0]]
+                if ollama and served.story:
+                    # What is no character yet waits, and is dropped where it is the last.
+                    held += served.tokenizer.piece(ids[-1])
+                    if "\ufffd" in (text := held.decode("utf-8", "replace")):
+                        continue
+                    if made["response"] != text:
+                        last = {"token": "", "logprob": -0.1, "top_logprobs": []}
+                        made |= {"response": text, "logprobs": [last]}
+                    held = b""
+                event = served.spoil(made, number)
                 if event is None:
                     return
                 data = event if isinstance(event, bytes) else json.dumps(event).encode()
                 self.wfile.write(start + data + b"\n\n")
-                ids = [*ids, served.likeliest(ids)[0][0]]
                 while served.filler:
                     self.wfile.write(served.filler)
             last: Event = {"stop": True, "tokens": []}

@@ -14,7 +14,7 @@ import pytest
 from edgewise import Pair
 from edgewise.addresses import bundled
 from edgewise.cloud.hosts import hosts_of, require_near
-from edgewise.edge.base import EdgeOptions, EdgeSession, Floats, Needs
+from edgewise.edge.base import EdgeOptions, EdgeSession, Floats, Needs, Tokenizer
 from edgewise.edge.served import dialect, server
 from edgewise.edge.served.model import ServedEdge, open_server
 from edgewise.edge.served.session import AHEAD
@@ -476,6 +476,67 @@ def test_a_character_of_several_tokens_comes_as_one(begun: Begun) -> None:
         assert written(session, len(ids)) == ids
 
 
+@pytest.mark.parametrize("before", range(8))
+@pytest.mark.parametrize("program", ["Ollama", "mlx_lm.server"])
+def test_an_answer_goes_on_behind_any_character(opened: Opened, program: str, before: int) -> None:
+    """One of several tokens may stand where a reply or a stream ends, as no text can."""
+    with llama_edge(program=program, context=1000) as served:
+        tokenizer = served.tokenizer
+        served.story = tokenizer.encode("a" + "." * before + "🦩日é")
+        session = opened(served).session()
+        prompt = served.story[: 1 + before]
+        session.open(prompt)
+        n = AHEAD + 20 if program == "Ollama" else 40
+        endless = served.story * (n + 1)
+        assert written(session, n) == endless[len(prompt) : len(prompt) + n]
+
+
+def test_a_tie_behind_a_character_of_several_tokens_ends_no_answer(opened: Opened) -> None:
+    """mlx_lm.server does not say which of two equals it wrote; its text begins alike before it."""
+    with llama_edge(program="mlx_lm.server") as served:
+        served.story = served.tokenizer.encode("🦩日.")
+        wrote = served.story[-1]
+        equal = wrote + 5
+        served.lie = lambda top: [*top, (equal, top[0][1])] if top[0][0] == wrote else top
+        session = opened(served).session()
+        session.open(served.story)
+        expected = [*served.story[:-1], equal]
+        assert written(session, 40) == expected * (40 // len(expected))
+
+
+class WithoutAByte:
+    """A tokenizer without an id for the byte that begins a 🦩, and without a way around it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def piece(self, token: int) -> bytes:
+        return self.tokenizer.piece(token).replace(b"\xf0", b"")
+
+
+def test_a_text_that_belongs_to_no_ids_leaves_no_gap(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What Ollama writes behind it does not follow what stands before it."""
+    with llama_edge(program="Ollama") as served:
+        served.story = served.tokenizer.encode("ab🦩cd")
+
+        def lacking(place: str) -> Any:
+            return WithoutAByte(served.tokenizer)
+
+        monkeypatch.setattr("edgewise.edge.served.model.open_tokenizer", lacking)
+        session = opened(served).session()
+        session.open(served.story[:1])
+        before = served.story.index(served.tokenizer.encode("🦩")[0])
+        assert written(session, before - 1) == served.story[1:before]
+        with pytest.raises(EdgeError) as caught:
+            session.step()
+    assert served.url in caught.value.message
+
+
 def test_a_server_that_is_gone_keeps_the_text_so_far() -> None:
     def ending(event: Event, number: int) -> Event | None:
         return None if number == 5 else event
@@ -651,6 +712,33 @@ def test_a_server_that_is_replaced_is_noticed_before_the_next_answer(anyone: Lla
         with pytest.raises(EdgeError) as caught:
             pair.ask("Hello", max_tokens=2)
     assert caught.value.setting == "edge"
+
+
+def test_a_server_that_is_replaced_is_noticed_before_an_answer_goes_on(
+    begun: Begun, anyone: LlamaEdge
+) -> None:
+    """As while the cloud corrects a token: the stream before it was closed by the edge itself."""
+    session = begun(anyone)
+    session.step()
+    session.extend([999])
+    session.step()
+    session.extend([998])
+    anyone.replace()
+    with pytest.raises(EdgeError) as caught:
+        session.step()
+    assert anyone.url in caught.value.message
+    assert len(anyone.requests) == 2
+
+
+def test_a_server_that_stays_is_not_asked_again_who_it_is(begun: Begun, anyone: LlamaEdge) -> None:
+    session = begun(anyone)
+    session.step()
+    asked = len(anyone.keys) - len(anyone.requests)
+    for token in (999, 998, 997):
+        session.extend([token])
+        session.step()
+    assert len(anyone.keys) - len(anyone.requests) == asked
+    assert len(anyone.requests) == 4
 
 
 def test_only_what_the_server_names_is_drawn(begun: Begun, anyone: LlamaEdge) -> None:

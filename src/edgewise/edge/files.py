@@ -17,7 +17,6 @@ from edgewise.settings import unmarked
 MAX_CONFIG = 4 << 20
 """Most bytes of a configuration file (such as config.json) that is read."""
 
-
 _LARGE = (".onnx", ".data", ".safetensors", ".model", "tokenizer.json")
 """Endings of the names of files that repositories keep in Git LFS."""
 
@@ -103,9 +102,8 @@ def read_json(path: Path, kind: type[_T]) -> _T | None:
     try:
         return None if data is None else msgspec.convert(parsed(data), kind)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
-        raise damaged(
-            path, f"is not what a model's folder holds under this name ({error})"
-        ) from error
+        what = f"is not what a model's folder holds under this name ({error})"
+        raise damaged(path, what) from error
 
 
 def parsed(data: bytes) -> Any:

@@ -193,8 +193,7 @@ class KvSession(EdgeSession):
     def __init__(self, model: EdgeModel, slots: Slots, needs: Needs, top: int) -> None:
         """Reserve a slot. `needs` and `top` are described at `EdgeModel.session`.
 
-        Raises `UsageError` if all slots are in use, or if the engine lacks the hidden states
-        needed.
+        Raises `UsageError` if all slots are in use, or if the engine lacks hidden states needed.
         """
         super().__init__(model, needs)
         slots.reserve()

@@ -197,12 +197,8 @@ class LlamaSequence(SequenceCache):
     def _failed(self, ids: Sequence[int]) -> None:
         # What was computed before stays: a Ctrl-C costs no prompt.
         start = self.length
-        self.count(ids)
+        self.ids += ids[: max(0, self._held() - start)]
         self.back(start)
-
-    def count(self, ids: Sequence[int]) -> None:
-        """Append to `self.ids` those of `ids` that llama.cpp computed before their run failed."""
-        self.ids += ids[: max(0, self._held() - self.length)]
 
     def _held(self) -> int:
         return llama_cpp.llama_memory_seq_pos_max(self._context.memory, self._number) + 1

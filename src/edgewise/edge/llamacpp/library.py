@@ -128,9 +128,8 @@ def _load(name: str) -> Any:
         reason = str(error).rstrip(".")
         if "libgomp" in reason:
             mend = "install OpenMP's runtime, on Debian and Ubuntu: apt-get install libgomp1"
-        raise UsageError(
-            f"The llama.cpp of {name} cannot be loaded ({reason})", hint=mend
-        ) from error
+        what = f"The llama.cpp of {name} cannot be loaded ({reason})"
+        raise UsageError(what, hint=mend) from error
 
 
 def _version(name: str) -> str:

@@ -278,9 +278,8 @@ def _identity(path: Path, vocabulary_only: bool) -> str:
         try:
             stat = part.stat()
         except OSError as error:
-            raise ModelError(
-                f"{str(part)!r} cannot be read: {error.strerror}", hint=_AGAIN
-            ) from error
+            what = f"{str(part)!r} cannot be read: {error.strerror}"
+            raise ModelError(what, hint=_AGAIN) from error
         held.append(f"{part.resolve()} {stat.st_size} {stat.st_mtime_ns} {stat.st_ino}")
     return hashlib.sha256("\n".join(held).encode("utf-8", "surrogateescape")).hexdigest()
 

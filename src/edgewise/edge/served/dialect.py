@@ -7,9 +7,8 @@ it returns are converted to ids.
 import logging
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
 from functools import cache, cached_property
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from edgewise.edge.base import PROBES, Tokenizer
@@ -43,7 +42,6 @@ LINGER = 5.0
 """Most seconds that a request waits for the slot of a stream that was closed just before."""
 
 _LOOK_SECONDS = 0.002
-
 _log = logging.getLogger(__name__)
 
 
@@ -123,10 +121,8 @@ class Dialect:
             return
         if self.described.slots not in (None, 1):
             self.overrun(seed)
-        asked, written = (
-            WantedStream(self.described, self.prompt(ids), tokens, top, seed),
-            list(ids),
-        )
+        asked = WantedStream(self.described, self.prompt(ids), tokens, top, seed)
+        written = list(ids)
         with self.server.lines(self.kind.stream(asked)) as lines:
             for line in lines:
                 with self.server.reading():
@@ -151,34 +147,27 @@ class Dialect:
         self, ids: Sequence[int], tokens: int, top: int, chunk: int
     ) -> Generator[ServedToken]:
         written, end = list(ids), len(ids) + tokens
-        while len(written) < end:
-            most = min(end - len(written), chunk)
-            # One more than is used: mlx_lm.server 0.32 ends for good if it is to continue exactly
-            # what its cache holds.
-            asked = self._whole_of(self.prompt(written), most + 1, top)
-            for token in self._whole(self._event(self.kind.stream(asked)))[:most]:
+        while (left := end - len(written)) and (new := self._whole(written, min(left, chunk), top)):
+            for token in new:
                 written.append(token.token)
                 yield token
                 if token.token in self.tokenizer.eos_ids:
                     return
 
-    def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken:
+    def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken | None:
         """Return the next token after `ids`, at which `stream` ended for lack of candidates.
 
-        It is requested alone. `top` and `seed` are described at `stream`.
+        None if it is not requested alone, but by `stream`, where `top` and `seed` are described.
         """
         wanted = self._whole_of(list(ids), 1, top, seed)
-        if (asked := self.kind.single(wanted, self.end.token)) is not None:
-            if self.described.slots != 1:
-                self.overrun(seed)
-            rows = self._event(asked).rows
-            if len(rows) != 1:
-                raise self.server.broken("no candidates of a token")
-            return _by_id(rows[0])
-        with closing(self.stream(ids, 1, top, seed)) as stream:
-            for token in stream:
-                return token
-        raise self.server.broken("it ended the answer and gave no reason")
+        if (asked := self.kind.single(wanted, self.end.token)) is None:
+            return None
+        if self.described.slots != 1:
+            self.overrun(seed)
+        rows = self._event(asked).rows
+        if len(rows) != 1:
+            raise self.server.broken("no candidates of a token")
+        return _by_id(rows[0])
 
     def overrun(self, seed: int) -> int | None:
         """Wait until the server frees the slot of the stream with this `seed`, at most `LINGER` s.
@@ -234,19 +223,30 @@ class Dialect:
         same = len(known) == len(tokens) and bytes_of(self.tokenizer, known) == event.text.encode()
         if same or not self.kind.joins:
             return tokens
-        ids = ids_of_text(self.tokenizer, before, event.text) or ()
-        return [ServedToken(token, [(token, 0.0)]) for token in ids]
+        ids = ids_of_text(self.tokenizer, before, event.text)
+        return [None] if ids is None else [ServedToken(token, [(token, 0.0)]) for token in ids]
 
-    def _whole(self, event: Event) -> list[ServedToken]:
-        """Return a whole reply's tokens; only the first if its text differs from theirs."""
+    def _whole(self, ids: Sequence[int], most: int, top: int) -> list[ServedToken]:
+        """Return at most `most` tokens after `ids`, from a whole reply, that end with a character.
+
+        If the reply's text differs from its tokens', return those of the first character alone.
+        """
+        # One more than is used: mlx_lm.server 0.32 ends for good if it is to continue exactly
+        # what its cache holds.
+        event = self._event(self.kind.stream(self._whole_of(self.prompt(ids), most + 1, top)))
         tokens, size = [_by_id(row) for row in event.rows], self.tokenizer.size
         if not tokens or not all(0 <= one.token < size for one in tokens):
             raise self.server.broken("no candidates of a token")
-        ends = self.tokenizer.eos_ids
-        data = bytes_of(self.tokenizer, [one.token for one in tokens if one.token not in ends])
+        ends, said = self.tokenizer.eos_ids, event.text.lstrip()
+        pieces = (b"" if one.token in ends else self.tokenizer.piece(one.token) for one in tokens)
+        texts = [data.decode("utf-8", "replace").lstrip() for data in accumulate(pieces)]
+        whole = [
+            n
+            for n, text in enumerate(texts[:most], 1)
+            if not text.endswith("\ufffd") and (n == 1 or said.startswith(text))
+        ]
         # At a tie the server may have written another than the first of the likeliest.
-        same = data.decode("utf-8", "replace").lstrip() == event.text.lstrip()
-        return tokens if same else tokens[:1]
+        return tokens[: (max if texts[-1] == said else min)(whole, default=0)]
 
     def _text(self, ids: Sequence[int]) -> str:
         """Return the text that the server reads as `ids`, or as nearly so as a text can be.

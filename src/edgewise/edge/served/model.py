@@ -107,9 +107,8 @@ class ServedEdge(EdgeModel):
         """
         dialect, seed = self._dialect, secrets.randbits(31)
         ids = self.tokenizer.encode_prompt(" ".join(PROBES))[: self.context - 1]
-        with closing(
-            dialect.stream(ids, self.context - len(ids), dialect.kind.top, seed)
-        ) as stream:
+        most = self.context - len(ids)
+        with closing(dialect.stream(ids, most, dialect.kind.top, seed)) as stream:
             next(stream, None)
         written = dialect.overrun(seed)
         again = dialect.computed([*ids[:-1], ids[0]])

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from threading import Timer
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -32,10 +33,11 @@ class Server:
     def __init__(
         self, url: str, *, key: str | None = None, sent: Callable[[str, bytes], None] | None = None
     ) -> None:
-        self.url, self._record = url, sent
-        self._key = key
+        self.url, self._record, self._key = url, sent, key
+        self.connection: Any = None
+        """That of the last `found`, in httpcore's form: no stream uses it, and closes it."""
         try:
-            self._http = self._opened_client()
+            self._http = {method: self._opened_client() for method in ("GET", "POST")}
         except (httpx2.InvalidURL, UnicodeError) as error:
             raise AddressError(f"{url!r} is no address of a server", setting="edge") from error
 
@@ -45,7 +47,8 @@ class Server:
         return httpx2.Client(base_url=self.url, **client_options(self._key, timeout))
 
     def close(self) -> None:
-        self._http.close()
+        for http in self._http.values():
+            http.close()
 
     def found(self, request: Request) -> bytes | None:
         """Send a request, and return the reply's body; None if its status is not 200.
@@ -54,6 +57,7 @@ class Server:
         which a server says that it is still loading.
         """
         with self._sent(request) as response:
+            self.connection = response.extensions["network_stream"]
             if response.status_code == 503:
                 raise self._gone("HTTP 503: it may still be loading")
             return self._whole(response) if response.status_code == 200 else None
@@ -111,7 +115,8 @@ class Server:
                 self._record(urlsplit(self.url).netloc, content)
         headers = {"Content-Type": "application/json"}
         with self.named():
-            sending = self._http.build_request(method, path, content=content, headers=headers)
+            http = self._http[method]
+            sending = http.build_request(method, path, content=content, headers=headers)
             response = self._started(sending)
         try:
             self._require_own(response)
@@ -121,10 +126,10 @@ class Server:
 
     def _started(self, request: httpx2.Request) -> httpx2.Response:
         """Return the response once its headers came. Raises `EdgeError` if they take too long."""
-        since, http = time.monotonic(), self._http
+        since, http = time.monotonic(), self._http[request.method]
 
         def give_up() -> None:
-            self._http = self._opened_client()
+            self._http[request.method] = self._opened_client()
             http.close()
 
         # Neither a line that trickles nor any number of 1xx replies is silence to the client.

@@ -154,13 +154,17 @@ class ServedSession(EdgeSession):
         self._require_ids()
         end = len(self._ids)
         while (step := self._known(end)) is None:
-            if self._stream is None or len(self._served) > end:
+            if new := self._stream is None or len(self._served) > end:
                 self._start(end)
-            if not self._read() and end not in self._steps and end < self._until:
-                # The server says nothing of some tokens; one request for this position does.
-                self._served = self._ids[:end]
-                token = self._dialect.single(self._served, self._top, self._seed)
+            if self._read() or end >= self._until:
+                continue
+            # The server says nothing of some tokens; one request for this position does.
+            self._served = self._ids[:end]
+            token = self._dialect.single(self._served, self._top, self._seed)
+            if token is not None:
                 self._steps[end] = self._step(token, end)
+            elif new:
+                raise self._dialect.server.broken("it ended the answer and gave no reason")
         return step
 
     def steps(self, ids: Sequence[int]) -> list[Step]:
@@ -192,8 +196,9 @@ class ServedSession(EdgeSession):
         self._steps = {at: step for at, step in self._steps.items() if at <= position}
 
     def _start(self, end: int) -> None:
-        if not self._served:
+        if not self._served or self._connection.get_extra_info("is_readable"):
             self._check_server()
+            self._connection = self._dialect.server.connection
         self._stop(end)
         self._served = self._ids[:end]
         tokens = min(AHEAD, self._context + 1 - end)
