@@ -366,6 +366,27 @@ def test_escapes_that_never_end_take_no_time() -> None:
         assert not known.marked([Message("user", text)], local=False)[0].local
 
 
+def test_many_texts_that_begin_alike_take_one_look_for_each_length() -> None:
+    known, begin = LocalMessages(), "a" * 16
+    flood = [Message("user", f"{begin}{number:05}", local=True) for number in range(2000)]
+    known.marked(flood, local=False)
+    parts = [f"{begin}z{number:04}" for number in range(1000)]
+    asked = [Message("user", " ".join(parts))]
+    assert not known.marked(asked, local=False, parts=[parts])[0].local
+    assert known.marked(asked, local=False, parts=[[*parts, flood[-1].content]])[0].local
+
+
+def test_a_request_that_takes_too_many_looks_is_local() -> None:
+    """All its parts together, each of them cheap: none may keep the others' threads for minutes."""
+    known, begin = LocalMessages(), "a" * 16
+    flood = [Message("user", begin + "b" * number, local=True) for number in range(1, 1001)]
+    known.marked(flood, local=False)
+    parts = [f"{begin}{'z' * 1000}{number}" for number in range(1000)]
+    asked = [Message("user", "hello")]
+    assert not known.marked(asked, local=False, parts=[parts[:10]])[0].local
+    assert known.marked(asked, local=False, parts=[parts])[0].local
+
+
 def test_an_answer_in_any_language_is_known_wherever_it_was_stopped() -> None:
     for said in SPOKEN.values():
         for end in range(8, len(said)):
