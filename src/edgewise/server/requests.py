@@ -121,7 +121,8 @@ class Strict(BaseModel, extra="allow", strict=True):
     def ignored_names(self) -> list[str]:
         """Return the sorted names of this object's own ignored fields whose values are truthy."""
         given = self.model_extra or {}
-        return [name for name in sorted(given) if given[name]]
+        # A client chose them, and they go into a header.
+        return [shown(name) for name in sorted(given) if given[name]]
 
 
 class IgnoredObject(Strict, extra="ignore"):
