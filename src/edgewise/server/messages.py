@@ -281,7 +281,8 @@ class MessagesWriter(EventWriter):
         """Return the fields that say why the answer ended."""
         kind, written = self.finish_reason(end), end.usage.edge_tokens + end.usage.cloud_tokens
         if kind == "length":
-            full = written < self.request.max_tokens and not end.usage.repeats
+            # Others are cut by the cloud's own limit, or since they repeat themselves.
+            full = self.context - len(self.prompt_ids) < written < self.request.max_tokens
             reason = "model_context_window_exceeded" if full else "max_tokens"
         elif kind == "tool_calls":
             reason = "tool_use"
