@@ -421,12 +421,8 @@ async def admitted(request: Request) -> AsyncGenerator[QueuePlace]:
     The request counts towards its API key's limits. A slot acquired through the place has to be
     released too. Raises `ApiError` 429 if the queue is full or the key has reached a limit.
     """
-    async with caller_of(request).entered():
-        place = pair_of(request).queue.enter()
-        try:
-            yield place
-        finally:
-            place.leave()
+    async with caller_of(request).entered(pair_of(request).queue) as place:
+        yield place
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
