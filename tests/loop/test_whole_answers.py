@@ -208,6 +208,20 @@ def test_a_cloud_that_declines_to_read_is_paused() -> None:
         assert pair.tiers[0].breaker.is_open
 
 
+@pytest.mark.parametrize("failures", ["edge", "raise"])
+def test_the_cloud_alone_says_what_the_limits_on_costs_forbid(
+    failures: Literal["edge", "raise"],
+) -> None:
+    """Seen: the edge's answer, of which the cloud had read what could be paid."""
+    with reading() as (pair, served):
+        decoder = escalating(pair, due(), limited=True)
+        alone = replace(pair.policy.cloud_alone(), on_cloud_error=failures)
+        forbidden = pytest.raises(CloudError, match="limits on costs")
+        with forbidden if failures == "raise" else nullcontext():
+            assert decoder.generate(SAID, policy=alone, max_tokens=3900).text == WRONG
+        assert asked_whole(served) == 0
+
+
 @pytest.mark.parametrize("how", ["fails", "nothing", "declined", "cost"])
 @pytest.mark.parametrize("passages", [1, 2])
 def test_where_the_whole_answer_does_not_come_its_beginning_is_read(

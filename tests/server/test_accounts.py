@@ -60,10 +60,15 @@ def test_the_cloud_alone_is_not_held_to_itself_but_to_the_limit(cloud: LlamaServ
         assert usage["cost"]["saved"] < 0
     limited = Billing(price_of("2,2,8"), limits=Limits(answer=price_of("0.0002,0,0").input))
     with app(cloud, billing=limited) as client:
-        usage = asked(client, CHAT, model="edgewise:cloud", max_tokens=40)
+        # The edge's words would pass for the cloud's.
+        refused = client.post(
+            "/v1/chat/completions", json=CHAT | {"model": "edgewise:cloud", "max_tokens": 40}
+        )
+        assert refused.status_code == 502
+        assert "limits on costs" in refused.json()["error"]["message"]
         # 5 x 2 + 16 x 8 = 138 millionths; a second one would come to 308.
-        assert (usage["cloud_tokens"], usage["cloud_calls"]) == (16, 1)
-        assert 1e6 * usage["cost"]["paid"] == pytest.approx(138)
+        assert [one["consults"] for one in sent(client)] == [1]
+        assert 1e6 * metric(client, "paid_total") == pytest.approx(138)
 
 
 def test_without_a_price_and_a_cloud_there_is_nothing_to_say() -> None:

@@ -109,6 +109,19 @@ def test_what_any_server_answered_is_a_turn(path: str, said: dict[str, Any]) -> 
     assert ("reasoning" in found.headers.get(IGNORED_HEADER, "").split(".")) == reasons
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+def test_ignored_fields_of_any_name_are_said_in_a_header(path: str, stream: bool) -> None:
+    said = {"role": "assistant", "content": "x", "思考\r\n": "y", "z" * 10_000: "y"}
+    field = "input" if path == "responses" else "messages"
+    with app() as client:
+        body = BODIES[path] | {field: [USER, said, USER], "stream": stream}
+        found = client.post(f"/v1/{path}", json=body)
+    assert found.status_code == 200, found.text
+    names = ["z" * 60, "????"]
+    assert found.headers[IGNORED_HEADER] == ", ".join(f"{field}.{name}" for name in names)
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -1,8 +1,10 @@
 """Keys of a file at the server: each within its limits, and none learns of another."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,31 @@ def test_answers_at_a_time(keys: Path) -> None:
         assert first.result(60).status_code == 200
         # Places are given back, by what was refused as well.
         assert post(client, secret).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_whose_client_left_counts_until_its_slot_is_free(
+    keys: Path, stream: bool
+) -> None:
+    """Seen: who left while prompts were read could hold all slots with one session."""
+    secret, held = secret_of(keys, "one", sessions=1), HeldEdge()
+    answering, counted = in_process.answering_of(held, queue=32), 'requests_total{path="/v1/comp'
+    shown = {"Content-Type": "application/json", "x-api-key": secret}
+    with (
+        in_process.at_port(answering, callers=Callers(keys=Keys(keys))) as url,
+        httpx2.Client(base_url=url, headers=shown, timeout=60, trust_env=False) as client,
+    ):
+        leaving = HTTPConnection(url.removeprefix("http://"))
+        leaving.request("POST", "/v1/completions", json.dumps(ASK | {"stream": stream}), shown)
+        assert held.begun.wait(60)
+        leaving.close()
+        until(lambda: counted in client.get("/metrics").text, "its end")
+        try:
+            assert "answers" in over(client.post("/v1/completions", json=ASK, timeout=5))
+        finally:
+            held.gate.set()
+        until(lambda: answering.queue.running == 0, "its slot")
+        assert client.post("/v1/completions", json=ASK).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

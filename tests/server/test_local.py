@@ -39,7 +39,8 @@ from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import DIALECTS
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
-from tests.server.in_process import ASK, CHAT, answering_of, app, at_port
+from tests.server.in_process import ASK, BODIES, CHAT, answering_of, app, at_port
+from tests.tool_models import ToolTokenizer
 
 MARK = {"edgewise": {"cloud": "none"}}
 HEADER = {"X-Edgewise-Cloud": "none"}
@@ -157,6 +158,56 @@ def test_what_cannot_be_honoured_is_refused(more: dict[str, Any], param: str) ->
         assert found.status_code == 400
         assert found.json()["error"]["param"].startswith(param)
         assert recorder.messages == []
+
+
+THOUGHT = [{"type": "thinking", "thinking": "so", "signature": "x"}]
+USED = {"type": "tool_use", "id": "x", "name": "a", "input": {}}
+RESULT = [{"type": "tool_result", "tool_use_id": "x", "content": "hidden-2"}]
+MARKED: list[tuple[str, list[dict[str, Any]]]] = [
+    *(
+        (path, [turn(role, "hidden-2", local=True)])
+        for path in ("chat/completions", "messages", "responses")
+        for role in ("user", "assistant")
+    ),
+    ("messages", [{"role": "assistant", "content": THOUGHT, **MARK}]),
+    (
+        "messages",
+        [{"role": "assistant", "content": [USED]}, {"role": "user", "content": RESULT, **MARK}],
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "said"), MARKED)
+def test_a_mark_on_a_message_holds_at_every_endpoint(path: str, said: list[dict[str, Any]]) -> None:
+    field = "input" if path == "responses" else "messages"
+    first, last = turn("user", "open-1"), turn("user", "hidden-3")
+    edge = ScriptedEdge(noise(), context=1 << 14, tokenizer=ToolTokenizer())
+    cloud = ScriptedCloud(noise(), tokenizer=ToolTokenizer())
+    with app(cloud, edge=edge) as client:
+        for turns, opened in ([first, last], 1), ([first, *said, last], 0):
+            cloud.opened = 0
+            found = client.post(f"/v1/{path}", json=BODIES[path] | {field: turns})
+            assert found.status_code == 200, found.text
+            assert cloud.opened == opened
+
+
+CALLED = {"type": "function_call", "call_id": "x", "name": "a", "arguments": "{}"}
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("responses", CALLED | MARK),
+        ("messages", {"role": "assistant", "content": [USED | MARK]}),
+    ],
+)
+def test_a_mark_on_what_is_no_message_is_refused(path: str, said: dict[str, Any]) -> None:
+    field = "input" if path == "responses" else "messages"
+    with app(edge=ScriptedEdge(noise(), tokenizer=ToolTokenizer())) as client:
+        body = BODIES[path] | {field: [turn("user", "x"), said, turn("user", "x")]}
+        found = client.post(f"/v1/{path}", json=body)
+    assert found.status_code == 400
+    assert "edgewise is not supported" in found.text
 
 
 def test_a_mark_goes_on_to_all_that_follows_and_is_remembered() -> None:
@@ -364,6 +415,27 @@ def test_escapes_that_never_end_take_no_time() -> None:
     known.marked([Message("user", f"{SECRET} of mine")], local=True)
     for text in ("\\" * 400_000, "&#" + "9" * 400_000, "&" * 400_000, "&a" * 200_000 + ";"):
         assert not known.marked([Message("user", text)], local=False)[0].local
+
+
+def test_many_texts_that_begin_alike_take_one_look_for_each_length() -> None:
+    known, begin = LocalMessages(), "a" * 16
+    flood = [Message("user", f"{begin}{number:05}", local=True) for number in range(2000)]
+    known.marked(flood, local=False)
+    parts = [f"{begin}z{number:04}" for number in range(1000)]
+    asked = [Message("user", " ".join(parts))]
+    assert not known.marked(asked, local=False, parts=[parts])[0].local
+    assert known.marked(asked, local=False, parts=[[*parts, flood[-1].content]])[0].local
+
+
+def test_a_request_that_takes_too_many_looks_is_local() -> None:
+    """All its parts together, each of them cheap: none may keep the others' threads for minutes."""
+    known, begin = LocalMessages(), "a" * 16
+    flood = [Message("user", begin + "b" * number, local=True) for number in range(1, 1001)]
+    known.marked(flood, local=False)
+    parts = [f"{begin}{'z' * 1000}{number}" for number in range(1000)]
+    asked = [Message("user", "hello")]
+    assert not known.marked(asked, local=False, parts=[parts[:10]])[0].local
+    assert known.marked(asked, local=False, parts=[parts])[0].local
 
 
 def test_an_answer_in_any_language_is_known_wherever_it_was_stopped() -> None:

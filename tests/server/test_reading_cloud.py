@@ -13,7 +13,7 @@ from edgewise.server.app import make_app
 from edgewise.server.callers import Callers
 from edgewise.testing.scripted_edge import ScriptedEdge
 from tests.doubles.chat_reader import ChatReader
-from tests.server.in_process import NUMBER, form_of
+from tests.server.in_process import NUMBER, data_of, form_of
 from tests.tool_models import ToolTokenizer, saying
 
 pytest.importorskip("llguidance")
@@ -41,3 +41,21 @@ def test_the_cloud_alone_is_held_to_no_response_format(
     assert refused.status_code == 400
     assert "response format" in refused.json()["error"]["message"]
     assert plain["choices"][0]["message"]["content"] == "A whole answer."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_the_clouds_own_limit_cut_did_not_fill_the_context(stream: bool) -> None:
+    """Seen: clients were told to shorten a conversation of a few words."""
+    edge = ScriptedEdge(saying("It is noon."), tokenizer=ToolTokenizer())
+    asked = [{"role": "user", "content": "What time is it?"}]
+    body = {"model": "edgewise:cloud", "messages": asked, "max_tokens": 400, "stream": stream}
+    with (
+        closing(ChatReader()) as reader,
+        closing(connect(reader.url, edge.tokenizer, engine="openai")) as cloud,
+        closing(Answering(Pair(edge, cloud=cloud), slots=1, queue=1)) as answering,
+        TestClient(make_app(answering, callers=Callers())) as client,
+    ):
+        reader.cuts = True
+        found = client.post("/v1/messages", json=body)
+    ended = data_of(found.text)[-2]["delta"] if stream else found.json()
+    assert ended["stop_reason"] == "max_tokens"

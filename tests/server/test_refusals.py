@@ -5,14 +5,18 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+from edgewise.cloud.base import ConsultRequest
+from edgewise.completion import Completion
 from edgewise.edge.base import Floats
 from edgewise.errors import (
+    Blocked,
     CloudError,
     CloudProtocolError,
     CloudRefused,
@@ -21,6 +25,7 @@ from edgewise.errors import (
     CloudUnavailable,
     ContextOverflow,
     EdgewiseError,
+    NothingUsable,
     UsageError,
 )
 from edgewise.listening.logs import OTHERS, REQUESTS
@@ -28,6 +33,7 @@ from edgewise.server.errors import REQUEST_FIELDS, refusal_of
 from edgewise.server.requests import IGNORED_HEADER
 from edgewise.settings import Settings
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise, replying
+from edgewise.testing.scripted_cloud import ScriptedCloudSession
 from tests.server.in_process import ASK, BODIES, CHAT, TEXT, app, data_of, form_of
 from tests.tool_models import ToolTokenizer, saying
 
@@ -563,3 +569,32 @@ def test_what_can_be_got_has_a_head(url: str, path: str) -> None:
     found = httpx2.head(f"{url}{path}", trust_env=False)
     assert (found.status_code, found.content) == (200, b"")
     assert int(found.headers["content-length"]) > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("how", ["useless", "blocked"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_the_edge_writes_nothing_for_the_cloud_alone(
+    monkeypatch: pytest.MonkeyPatch, after: int, how: str, stream: bool
+) -> None:
+    """Seen: its words passed for the cloud's."""
+    cloud = ScriptedCloud(noise(), fault=lambda ask: NothingUsable("No.") if ask == after else None)
+    if how == "blocked":
+        cloud.fault = lambda ask: None
+        asks = ScriptedCloudSession.ask
+
+        def blocks(self: ScriptedCloudSession, request: ConsultRequest) -> Future[Completion]:
+            if len(cloud.asks) == after:
+                raise Blocked("It holds a private word.")
+            return asks(self, request)
+
+        monkeypatch.setattr(ScriptedCloudSession, "ask", blocks)
+    with app(cloud) as client:
+        body = CHAT | {"model": "edgewise:cloud", "max_tokens": 40, "stream": stream}
+        found = client.post("/v1/chat/completions", json=body)
+        error = data_of(found.text)[-1]["error"] if stream else found.json()["error"]
+        assert error["message"].endswith(".")
+        assert error["code"] == "cloud_rejected"
+        cloud.asks.clear()
+        assert client.post("/v1/chat/completions", json=body | {"model": "edgewise@1"}).is_success
+    assert found.status_code == (200 if stream else 502)

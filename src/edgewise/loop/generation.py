@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from edgewise.completion import Completion, Verified
 from edgewise.costs.meter import AnswerCosts
-from edgewise.errors import BreaksGrammar, CloudError, CloudTimeout, EdgeError, Fault
+from edgewise.errors import Blocked, BreaksGrammar, CloudError, CloudTimeout, EdgeError, Fault
 from edgewise.events import (
     AnswerCost,
     Candidate,
@@ -166,7 +166,15 @@ class Generation(Iterator[Event]):
         if isinstance(outcome, int):
             self._awaited = outcome, step.detailed(), decision.threshold
         else:
+            self._require_sent(outcome)
             self._write(state, step, outcome, step, decision.threshold)
+
+    def _require_sent(self, outcome: Reason | Fault) -> None:
+        """Raise `CloudError` if no request could be sent, and the edge must not stand in for it."""
+        if self._rules.policy.excludes_edge and outcome == "cost":
+            raise CloudError("The limits on costs allow no further request to the cloud.")
+        if self._rules.policy.excludes_edge and outcome == "blocked":
+            raise Blocked("The context filter allows no further request to the cloud.")
 
     def _verify(self, drafts: Verification) -> None:
         """Write the first draft token, or the cloud's correction, once its verdict is there."""
@@ -183,14 +191,13 @@ class Generation(Iterator[Event]):
         drafts.over.clear()
         state, rules, step = self._state, self._rules, drafts.next_step()
         if isinstance(verdict, CloudError):
-            # Of the cloud alone any: else the edge's words would pass for its own.
-            alone = rules.policy.on_cloud_error == "raise" and rules.policy.cloud_share == 1
-            if alone or rules.policy.raises(verdict):
+            if rules.policy.raises(verdict):
                 raise verdict
             verdict = verdict.reason
         if isinstance(verdict, Completion):
             self._correct(step, verdict, whole=drafts.escalated)
         elif not isinstance(verdict, Verified):
+            self._require_sent(verdict)
             self._write(state, step, verdict, step)
         elif step.forced:
             self._write(state, step, "forced", step)

@@ -139,8 +139,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.on_cloud_error == "raise" or self.verify == "exact"
 
     def raises(self, error: CloudError) -> bool:
-        """Whether an answer ends with `error`; a reply without use is no failure of the cloud."""
-        return self.on_cloud_error == "raise" and not isinstance(error, NothingUsable)
+        """Whether `error` ends an answer: a reply without use does only with `excludes_edge`."""
+        failed = not isinstance(error, NothingUsable) or self.excludes_edge
+        return self.on_cloud_error == "raise" and failed
+
+    @property
+    def excludes_edge(self) -> bool:
+        """Whether the edge must not stand in for the cloud, which writes everything or raises."""
+        return self.on_cloud_error == "raise" and self.cloud_share == 1
 
     def may_ask(self, budget: Budget) -> bool:
         """Whether the cloud may be asked: `cloud_share` is not 0, `max_cloud_tokens` not spent."""

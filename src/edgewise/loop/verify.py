@@ -237,7 +237,8 @@ class Verification(Speculation):
                 flight = whole if isinstance(whole, Flight) or count == 1 else None
         flight = flight or self._consults.verify(ids, count)
         grows = self._passages and flight in ("cost", "mid_word") and tip.end is None
-        if grows and count < self._most:
+        # Where the edge may write nothing, the refusal ends the answer.
+        if grows and count < self._most and not self._rules.policy.excludes_edge:
             # A longer one costs less for each of its tokens, and may end behind a whole word.
             self._due = False
             return

@@ -56,11 +56,12 @@ class AnswerQueue:
 class QueuePlace:
     """One request's place in an `AnswerQueue`: it waits until `acquire` returns, then runs.
 
-    Use it in the event loop's thread only.
+    `over` is done once it does neither. Use it in the event loop's thread only.
     """
 
     def __init__(self, queue: AnswerQueue) -> None:
         self._queue, self._running = queue, False
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.waiting += 1
 
     async def acquire(self) -> None:
@@ -74,11 +75,13 @@ class QueuePlace:
         """Leave the queue if the place still waits; else do nothing: `release` gives up a slot."""
         if not self._running:
             self._queue.waiting -= 1
+            self.over.set_result(None)
 
     def release(self) -> None:
         """Give the slot back when the answer has ended."""
         self._queue.running -= 1
         self._queue.free.release()
+        self.over.set_result(None)
 
 
 class PromptScores(msgspec.Struct, frozen=True):

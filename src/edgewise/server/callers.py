@@ -14,7 +14,7 @@ from edgewise.keys.keys import ANYBODY, Key, Keys
 from edgewise.keys.limit_stores import SqliteLimits
 from edgewise.keys.limits import KeyLimits, OverLimit, Spent
 from edgewise.prompts import Prompt
-from edgewise.server.answering import AnswerEvent
+from edgewise.server.answering import AnswerEvent, AnswerQueue, QueuePlace
 from edgewise.server.errors import ApiError, come_back
 
 PLACE_SECONDS = 1
@@ -78,23 +78,27 @@ class Caller:
         self._spent = Spent()
 
     @asynccontextmanager
-    async def entered(self) -> AsyncGenerator[None]:
-        """Count an answer among the concurrent ones of its key while the context is open.
+    async def entered(self, queue: AnswerQueue) -> AsyncGenerator[QueuePlace]:
+        """Hold a place in `queue` while the context is open; yield the place.
 
-        Charges the key for the request at once, and on closing for the tokens that `seen` counted.
-        Raises `ApiError` 429 at the key's limit of answers, or of requests or ids a second.
+        It counts among the concurrent answers of its key until it is over: the slot of an answer
+        whose client has left may take a while to be free. Charges the key for the request at once,
+        and on closing for the tokens that `seen` counted. Raises `ApiError` 429 if the queue is
+        full, or at the key's limit of answers, or of requests or ids a second.
         """
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:
             raise come_back(f"At most {most} concurrent answers for this key.", PLACE_SECONDS)
+        place = queue.enter()
         answers[self.name] += 1
+        place.over.add_done_callback(lambda _: answers.subtract((self.name,)))
         try:
             async with self._callers.limits.spending(self.key, 0) as self._spent:
-                yield
+                yield place
         except OverLimit as over:
             raise come_back(str(over), over.retry_after or PLACE_SECONDS) from over
         finally:
-            answers[self.name] -= 1
+            place.leave()
 
     def read(self, prompt: Prompt) -> Prompt:
         """Count the prompt's ids towards the key's rate of ids; return the prompt with `owner` set.

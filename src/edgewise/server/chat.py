@@ -40,7 +40,6 @@ from edgewise.server.requests import (
     TopLogprobs,
     Turns,
     by_type,
-    max_entries,
     response_format_of,
     texts_in,
     turn,
@@ -72,10 +71,6 @@ class ChatMessage(RoleTurn):
     tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: CallId | None = None
     refusal: BoundedText | None = None
-    # Neither the message nor what follows it is ever sent to the cloud.
-    edgewise: Annotated[
-        dict[Literal["cloud"], Literal["none"]] | None, Field(min_length=1), max_entries(1)
-    ] = None
 
     @model_validator(mode="after")
     def _says_something(self) -> "ChatMessage":

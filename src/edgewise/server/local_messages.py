@@ -27,8 +27,11 @@ BEGUN = 64
 shorter beginnings are common to many answers."""
 
 MOST_COMPARED = 1 << 28
-"""Maximum bytes compared to look for local texts inside one text. A text that would take more
-counts as local."""
+"""Maximum bytes compared to look for local texts inside the texts of one request. A text that would
+take more counts as local."""
+
+_LOOK = 1 << 8
+"""Bytes that a comparison counts besides its own: to begin one takes as long as to compare them."""
 
 _ESCAPE = re.compile(r"(?i)(?<!\\)\\++(?:u([0-9a-f]{4})|u[0-9a-f]{0,3}\Z|[bfnrt])")
 """A JSON escape, quoted any number of times, or the first half of one at the end."""
@@ -82,6 +85,12 @@ class LocalAnswer:
             self._text = self._text[-_TAIL:]
 
 
+class _Search:
+    """The search of one request for local texts: `left` is how many bytes it may still compare."""
+
+    left = MOST_COMPARED
+
+
 class _Texts:
     """Hashes of up to `most` texts of one owner; the oldest is forgotten first.
 
@@ -92,7 +101,9 @@ class _Texts:
         self._most = most
         # A writer with a text's length and hash, and the hash of its first `LONG` letters.
         self._known: dict[tuple[str, tuple[int, int]], int] = {}
-        self._inside: dict[int, set[tuple[int, int]]] = {}
+        # Texts' hashes by that hash and by length: of all that begin alike, one look is enough for
+        # those of one length.
+        self._inside: dict[int, dict[int, set[int]]] = {}
 
     def add(self, writer: str, plain: bytes) -> None:
         """Remember a text, given as the bytes that are compared.
@@ -104,26 +115,33 @@ class _Texts:
         self._known.pop(key, None)
         self._known[key] = begin = hash(plain[:LONG])
         if not writer:
-            self._inside.setdefault(begin, set()).add(key[1])
+            lengths = self._inside.setdefault(begin, {})
+            lengths.setdefault(len(plain), set()).add(hash(plain))
         if len(self._known) > self._most:
-            (writer, text), begin = next(iter(self._known.items()))
-            del self._known[writer, text]
+            (writer, (length, text)), begin = next(iter(self._known.items()))
+            del self._known[writer, (length, text)]
             if not writer:
-                self._inside[begin].discard(text)
-                if not self._inside[begin]:
+                lengths = self._inside[begin]
+                lengths[length].discard(text)
+                if not lengths[length]:
+                    del lengths[length]
+                if not lengths:
                     del self._inside[begin]
 
-    def holds(self, writer: str, plain: bytes) -> bool:
-        """Whether `plain` is a whole text of the writer's, or contains anybody's long text."""
+    def holds(self, writer: str, plain: bytes, search: _Search) -> bool:
+        """Whether `plain` is a whole text of the writer's, or contains anybody's long text.
+
+        It counts as such, too, if `search` has nothing left.
+        """
         if (writer, (len(plain), hash(plain))) in self._known:
             return True
-        compared = 0
         for at in range(len(plain) - LONG + 1 if self._inside else 0):
+            lengths = self._inside.get(hash(plain[at : at + LONG]))
             # A copy, which takes no other thread's turn: one may add texts.
-            for length, known in tuple(self._inside.get(hash(plain[at : at + LONG]), ())):
+            for length, known in tuple(lengths.items()) if lengths else ():
                 part = plain[at : at + length]
-                compared += len(part)
-                if (len(part) == length and hash(part) == known) or compared > MOST_COMPARED:
+                search.left -= len(part) + _LOOK
+                if (len(part) == length and hash(part) in known) or search.left < 0:
                     return True
         return False
 
@@ -163,11 +181,11 @@ class LocalMessages:
         """
         seen: list[Message] = []
         local_only = False
-        last = len(messages) - 1
+        last, searched = len(messages) - 1, _Search()
         for number, message in enumerate(messages):
             marked = message.local or (local and number == last)
             inside = {*_texts(message), *(parts[number] if parts and search else ())}
-            known = search and not local_only and self._knows(owner, message.role, inside)
+            known = search and not local_only and self._knows(owner, message.role, inside, searched)
             local_only = local_only or marked or known
             seen.append(replace(message, local=local_only))
         self._add(self._asked, owner, seen)
@@ -192,12 +210,12 @@ class LocalMessages:
                 self._answered[owner].add("assistant" if len(letters) < BEGUN else "", letters)
         return len(letters) < BEGUN
 
-    def _knows(self, owner: str, role: str, texts: Iterable[str]) -> bool:
+    def _knows(self, owner: str, role: str, texts: Iterable[str], search: _Search) -> bool:
         with self._lock:
             stores = [store[owner] for store in (self._answered, self._asked) if owner in store]
         # A long text takes a while, and answers that are being written take the lock.
         return any(
-            store.holds(_writer(role), plain)
+            store.holds(_writer(role), plain, search)
             for plain in map(_plain, texts if stores else ())
             for store in stores
         )

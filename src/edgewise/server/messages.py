@@ -87,16 +87,19 @@ class AnthropicTurn(RoleTurn):
     def turns(self) -> Iterator[ChatTurn]:
         """Yield a `ChatTurn` for each tool result, then one for text and tool calls, if any."""
         blocks = [] if isinstance(self.content, str) else self.content
-        for block in blocks:
-            if isinstance(block, ToolResult):
-                yield _turn("tool", block.content, call_id=block.tool_use_id)
+        local = self.edgewise is not None
+        results = [block for block in blocks if isinstance(block, ToolResult)]
+        for block in results:
+            yield _turn("tool", block.content, call_id=block.tool_use_id, local=local)
         calls = [
             ToolCall(block.id, block.name, block.input)
             for block in blocks
             if isinstance(block, ToolUse)
         ]
-        if calls or not blocks or any(isinstance(block, TextPart) for block in blocks):
-            yield _turn(self.role, self.content, calls=calls)
+        said = calls or not blocks or any(isinstance(block, TextPart) for block in blocks)
+        # Of reasoning alone nothing is kept but the mark, which holds for all that follows.
+        if said or (local and not results):
+            yield _turn(self.role, self.content, calls=calls, local=local)
 
 
 _turn = partial(turn, between="\n\n")
@@ -278,7 +281,8 @@ class MessagesWriter(EventWriter):
         """Return the fields that say why the answer ended."""
         kind, written = self.finish_reason(end), end.usage.edge_tokens + end.usage.cloud_tokens
         if kind == "length":
-            full = written < self.request.max_tokens and not end.usage.repeats
+            # Others are cut by the cloud's own limit, or since they repeat themselves.
+            full = self.context - len(self.prompt_ids) < written < self.request.max_tokens
             reason = "model_context_window_exceeded" if full else "max_tokens"
         elif kind == "tool_calls":
             reason = "tool_use"

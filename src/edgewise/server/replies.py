@@ -75,6 +75,8 @@ class Writer(ABC):
         self.tokenizer = tokenizer
         self.prompt_ids: Sequence[int] = ()
         """The ids of the prompt, set before anything is written."""
+        self.context = 0
+        """How many ids the edge model's context holds, set likewise."""
         self.items: list[Item] = []
 
     @abstractmethod
@@ -378,7 +380,7 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
         place = await held.enter_async_context(admitted(request))
         prompt = caller.read(await unless_gone(request, answering.read(decoding.read)))
         grammar = await unless_gone(request, answering.grammar(decoding.format))
-        writer.prompt_ids = prompt.ids
+        writer.prompt_ids, writer.context = prompt.ids, answering.edge.context
         unheld = grammar.unheld if grammar else ()
         names = [*ignored(writer.request), *(f"tools.{shown(keyword)}" for keyword in unheld)]
         if local:
@@ -419,12 +421,8 @@ async def admitted(request: Request) -> AsyncGenerator[QueuePlace]:
     The request counts towards its API key's limits. A slot acquired through the place has to be
     released too. Raises `ApiError` 429 if the queue is full or the key has reached a limit.
     """
-    async with caller_of(request).entered():
-        place = pair_of(request).queue.enter()
-        try:
-            yield place
-        finally:
-            place.leave()
+    async with caller_of(request).entered(pair_of(request).queue) as place:
+        yield place
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:

@@ -49,7 +49,6 @@ TOP_LOGPROBS = 5
 IGNORED_HEADER = "X-Edgewise-Ignored"
 _MOST_NAMES = 50
 
-
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 """Some editors write it at the start of UTF-8 files."""
 
@@ -122,7 +121,8 @@ class Strict(BaseModel, extra="allow", strict=True):
     def ignored_names(self) -> list[str]:
         """Return the sorted names of this object's own ignored fields whose values are truthy."""
         given = self.model_extra or {}
-        return [name for name in sorted(given) if given[name]]
+        # A client chose them, and they go into a header.
+        return [shown(name) for name in sorted(given) if given[name]]
 
 
 class IgnoredObject(Strict, extra="ignore"):
@@ -138,22 +138,8 @@ class Returned(Strict):
     """A part of an earlier answer, sent back by the client: unknown fields are ignored."""
 
     def ignores_field(self, name: str) -> bool:
-        return True
-
-
-class RoleTurn(Strict):
-    """A message in any of the APIs, with a role.
-
-    An assistant's message is an earlier answer that the client sends back, so its unknown fields
-    are ignored.
-    """
-
-    role: Any
-
-    def ignores_field(self, name: str) -> bool:
-        # These two say something.
-        returned = self.role == "assistant" and name not in ("audio", "function_call")
-        return returned or super().ignores_field(name)
+        # A mark that is not honoured here, since messages alone have it, must not be lost.
+        return name != "edgewise"
 
 
 def ignored(body: object, place: str = "") -> Iterator[str]:
@@ -329,6 +315,21 @@ def max_entries(most: int) -> BeforeValidator:
         return cast(object, given)
 
     return BeforeValidator(few)
+
+
+class RoleTurn(Strict):
+    """A message, with a role; in an assistant's, an earlier answer, unknown fields are ignored."""
+
+    role: Any
+    # Neither the message nor what follows it is ever sent to the cloud.
+    edgewise: Annotated[
+        dict[Literal["cloud"], Literal["none"]] | None, Field(min_length=1), max_entries(1)
+    ] = None
+
+    def ignores_field(self, name: str) -> bool:
+        # These two say something.
+        returned = self.role == "assistant" and name not in ("audio", "function_call")
+        return returned or super().ignores_field(name)
 
 
 _T = TypeVar("_T")

@@ -129,7 +129,8 @@ class ResponsesRequest(ConversationAnswerRequest):
             return [*turns, turn("user", self.input)]
         for item in self.input:
             if isinstance(item, InputMessage):
-                turns.append(turn(item.role, item.content))
+                local = item.edgewise is not None
+                turns.append(turn(item.role, item.content, local=local))
             elif isinstance(item, CallItem):
                 call = ToolCall(item.call_id, item.name, item.arguments)
                 turns.append(turn("assistant", None, calls=[call]))
