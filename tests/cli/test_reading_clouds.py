@@ -76,6 +76,15 @@ def test_a_whole_answer_is_told(edgewise: Edgewise, reader: ChatReader) -> None:
     assert "whole answer" in done.err
 
 
+def test_a_share_of_one_answer_is_refused(edgewise: Edgewise, reader: ChatReader) -> None:
+    """Seen: it was taken, and no answer was ever the cloud's."""
+    told = edgewise.refusal("run", PROMPT, "--cloud", reader.url, "--escalate", "10%")
+    assert "--escalate" in told
+    assert "chat, serve or try" in told
+    assert not reader.bodies
+    assert edgewise("run", PROMPT, "--cloud", reader.url, "--escalate", "0%").out
+
+
 def test_the_cloud_alone_answers_whole(edgewise: Edgewise, reader: ChatReader) -> None:
     done = edgewise("run", PROMPT, "--cloud", reader.url, "--cloud-share", "100%")
     assert done.out.strip() == "A whole answer."

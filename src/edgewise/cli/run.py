@@ -72,6 +72,12 @@ def run(
     """
     if no_template and system:
         raise UsageError("--no-template and --system exclude each other; give one.")
+    if chosen.escalate is not None and 0 < chosen.escalate < 1:
+        raise UsageError(
+            f"{100 * chosen.escalate:g}% chooses among many answers, and run gives one",
+            hint="give 100%, or ask in chat, serve or try, which count over their answers",
+            setting="escalate",
+        )
     require_text("The system message", system or "")
     schema = _schema(json_schema) if json_schema else None
     text = _read(prompt)
