@@ -44,6 +44,18 @@ def test_doctor_says_what_it_can_do(edgewise: Edgewise, reader: ChatReader) -> N
     assert not reader.asked
 
 
+def test_doctor_says_what_it_does_not_measure(edgewise: Edgewise, reader: ChatReader) -> None:
+    """Seen: a price was taken, and no line was about it."""
+    price = ("--price", "1,0.1,8")
+    told = edgewise.json("doctor", "--cloud", reader.url, *price)
+    consult = next(one for one in told["checks"] if one["name"] == "consult")
+    assert consult["status"] == "ok"
+    assert "not measured" in consult["detail"]
+    assert "price" in consult["detail"]
+    last = edgewise("doctor", "--cloud", reader.url, *price).out.splitlines()[-1]
+    assert last.startswith("Next: edgewise try")
+
+
 def test_one_that_cannot_read_is_said_to(
     edgewise: Edgewise, reader: ChatReader, caplog: pytest.LogCaptureFixture
 ) -> None:
