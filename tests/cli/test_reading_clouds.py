@@ -12,6 +12,8 @@ from tests.cli.conftest import Edgewise
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict
 
 PROMPT = "Where in the world is Honduras?"
+BOTH = "for up to 7% of the tokens, and to write 12% of the answers whole"
+COMMANDS = ("run", "chat", "serve", "try", "doctor")
 
 
 def replaces_all(asked: Asked) -> Verdict:
@@ -122,6 +124,40 @@ def test_try_shows_what_a_reader_does(
     texts = {name: one["text"] for name, one in answers.items()}
     assert texts["cloud"] == "A whole answer."
     assert texts["pair"].startswith("It is in Central America.")
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "asked"),
+    [
+        *((one, "--escalate 100%", "to write every answer whole") for one in COMMANDS),
+        *((one, "--cloud-share 7% --escalate 12%", BOTH) for one in COMMANDS if one != "run"),
+        ("run", "", "rewrite their sentences, for up to 10% of the tokens"),
+        ("run", "--cloud-share 100%", "to write every answer whole"),
+        ("run", "--cloud-share 0% --escalate 100%", "for up to 0% of the tokens"),
+    ],
+)
+def test_each_command_says_what_it_is_asked(
+    edgewise: Edgewise,
+    reader: ChatReader,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    flags: str,
+    asked: str,
+) -> None:
+    """Seen: it was said to write no tokens, and wrote the answer."""
+    monkeypatch.setattr("edgewise.listening.server.Listener.listen", ended)
+    own = {"run": (PROMPT,), "try": ("-", "--max-tokens", "8"), "serve": ("--port", "0")}
+    stdin = {"chat": b"/share\n", "try": PROMPT.encode()}.get(command, b"")
+    cloud = ("--cloud", reader.url, *flags.split())
+    done = edgewise(command, *own.get(command, ()), *cloud, stdin=stdin)
+    told = [line for line in (done.out + done.err).splitlines() if " asked " in line]
+    assert len(told) == 1
+    assert asked in told[0]
+    assert ("whole" in told[0]) is ("whole" in asked)
+    assert "no tokens" not in done.out + done.err
+
+
+async def ended(_: object) -> None: ...
 
 
 @pytest.mark.parametrize("cloud", ["bundled", "none"])

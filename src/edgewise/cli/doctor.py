@@ -196,8 +196,9 @@ class _Doctor:
             return Check("verification", "ok", f"off: a router asks; this cloud {able} verify")
         self._router = opening.open_router(self._chosen, edge)
         if isinstance(reader := self._cloud, ReaderCloud):
+            asked = render.reads(opening.make_policy(self._chosen, {}), self._chosen.escalate)
             took = f"{reader.seconds:.1f} s for a verdict"
-            return Check("verification", "ok", f"it is asked {render.READS}: {took}")
+            return Check("verification", "ok", f"it is asked {asked}: {took}")
         return Check("verification", "ok", f"{verify}: the cloud reads every token of the edge's")
 
     def _measure(self, cloud: CloudModel, edge: EdgeModel) -> Check:

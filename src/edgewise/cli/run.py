@@ -85,8 +85,7 @@ def run(
         pair = stack.enter_context(open_pair(chosen, system=system, sent_file=sent_file))
         if not json:
             render.warn_of_toy(chosen.edge, text)
-            if pair.cloud is not None and pair.cloud.reads_passages:
-                render.note(f"{pair.cloud.name} is asked {render.READS}; it writes no tokens")
+            render.note_of_reading(pair)
         asked: str | list[int] = text
         if no_template:
             require_fitting(pair.edge.tokenizer, [text], pair.edge.context)
