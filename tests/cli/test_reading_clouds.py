@@ -231,6 +231,33 @@ def test_a_providers_key_goes_to_its_host_unless_a_file_names_the_cloud(
     assert "sk-secret" not in done.err + done.out
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tune pocketqa --limit 20",
+        "train pocketqa --limit 20 --calibration 5 --out made",
+        "bench frontier pocketqa --questions 2 --calibration 2",
+        "eval pocketqa --limit 3 --calibration 1 --systems edge,cloud,static",
+        "eval pocketqa --limit 3 --calibration 1 --systems edge,cloud,verify,exact",
+        "eval pocketqa --limit 3 --calibration 1 --router entropy",
+    ],
+)
+def test_what_needs_tokens_of_it_is_refused(
+    edgewise: Edgewise, reader: ChatReader, command: str
+) -> None:
+    """Seen: thresholds were stored that had been measured on the edge alone."""
+    told = edgewise(*command.split(), "--cloud", reader.url, code=2).err
+    assert "writes no tokens" in told
+    assert not reader.asked
+
+
+def test_an_evaluation_leaves_out_what_nobody_named(edgewise: Edgewise, reader: ChatReader) -> None:
+    cloud = ("--cloud", reader.url, "--router", "auto")
+    told = edgewise.json("eval", "pocketqa", "--limit", "3", "--calibration", "1", *cloud)
+    systems = {one["system"] for one in told["systems"]}
+    assert systems == {"edge", "cloud", "query-level", "verify, served"}
+
+
 @pytest.mark.parametrize("simulated", [False, True])
 def test_an_evaluation_has_a_row_of_what_is_read(
     edgewise: Edgewise, reader: ChatReader, simulated: bool
