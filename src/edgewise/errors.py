@@ -144,9 +144,16 @@ class CloudRefused(CloudError):
 
 
 class CloudRejected(CloudError):
-    """The cloud's engine declined the request itself, for instance for its length."""
+    """The cloud's engine declined the request itself, for instance for its length.
+
+    `own` is True if that is for its own messages or sampling, so that others may be accepted.
+    """
 
     reason = "rejected"
+
+    def __init__(self, message: str, *, own: bool = False, **options: Any) -> None:
+        super().__init__(message, **options)
+        self.own = own
 
 
 class OtherVocabulary(CloudRejected):

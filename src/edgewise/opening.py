@@ -32,7 +32,7 @@ from edgewise.edge.named import EDGES, SERVER, engine_at
 from edgewise.errors import EdgeError, ModelError, RouterMismatch, UsageError
 from edgewise.loop.one_cloud import TIER_SHARE, TIER_THRESHOLD, Tier
 from edgewise.loop.policy import Policy
-from edgewise.providers import hosted
+from edgewise.providers import api_url, hosted
 from edgewise.registry import is_code
 from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, read_card, start_at
@@ -106,8 +106,7 @@ def edge_engine(settings: Settings) -> str:
 def cloud_address(settings: Settings) -> str:
     """Return the first cloud's address (its API's URL if it is hosted), or "none" without one."""
     if settings.cloud is not None:
-        first = each(settings.cloud)[0]
-        return first if (known := hosted(first)) is None else known[0]
+        return api_url(each(settings.cloud)[0])
     return "bundled" if settings.edge == "bundled" else "none"
 
 
@@ -340,8 +339,7 @@ def _against_verifying(
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
     """Return the router, checked to fit the edge model, and its checkpoint's card, or None."""
     settings = replace(settings, router=chosen_router(settings, edge))
-    folder = router_folder(settings)
-    if folder is None:
+    if (folder := router_folder(settings)) is None:
         return router_named(str(settings.router)), None
     card = _card(settings, folder)
     card.require_fits(edge, folder)
@@ -365,8 +363,7 @@ def chosen_router(settings: Settings, edge: EdgeModel) -> str:
         return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
         return "bundled"
-    folder = known_router(edge)
-    return FALLBACK_ROUTER if folder is None else str(folder)
+    return str(known_router(edge) or FALLBACK_ROUTER)
 
 
 def known_router(edge: EdgeModel) -> Path | None:
@@ -392,16 +389,13 @@ def starts_of(
     if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
         return {}
     identity = router_identity(replace(settings, router=chosen_router(settings, edge)))
-    starts = tuned_thresholds(edge, identity, nearest_cloud(settings))
-    if not starts and card is not None:
-        starts = card.thresholds
-    return starts or own_thresholds(edge, router, identity)
+    tuned = tuned_thresholds(edge, identity, nearest_cloud(settings))
+    return tuned or (card.thresholds if card else {}) or own_thresholds(edge, router, identity)
 
 
 def router_identity(settings: Settings) -> str:
     """Return a SHA-256, in hex, of the set router's code and of its checkpoint, or its name."""
-    folder = router_folder(settings)
-    if folder is None:
+    if (folder := router_folder(settings)) is None:
         return identity_named(str(settings.router))
     return identity_of(_card(settings, folder), folder)
 

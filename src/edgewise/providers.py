@@ -49,6 +49,11 @@ def hosted(address: str) -> tuple[str, str] | None:
     return None if url is None else (url, named["model"])
 
 
+def api_url(address: str) -> str:
+    """Return the API's URL if `address` names a hosted model, else `address`."""
+    return address if (known := hosted(address)) is None else known[0]
+
+
 def provider_at(url: str) -> Provider | None:
     """Return the provider at whose host a URL points, over TLS; None for any other URL."""
     try:

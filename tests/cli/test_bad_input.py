@@ -155,6 +155,7 @@ eval pocketqa --cloud none | name one (--cloud)
 eval pocketqa --router ./entropy --router entropy | no router './entropy'
 eval mine.jsonl --calibration 5 | calibration
 eval mine.jsonl --calibration 1 --csv no/x.csv | cannot be written
+eval mine.jsonl --calibration 1 --csv . | is a folder
 train pocketqa --out r --inputs logits | --inputs can be hidden
 train pocketqa --out r --hidden -1 | --hidden 0 or more
 train pocketqa --out r --epochs 0 | must be 1 or more

@@ -20,6 +20,7 @@ from edgewise.addresses import bundled
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.cli.conftest import Edgewise
 from tests.doubles.scripted_text import ScriptedText
+from tests.doubles.served_edge import llama_edge
 from tests.llama_server_process import llama_server
 from tests.server.serving import far_cloud
 
@@ -96,6 +97,26 @@ def test_a_line_that_begins_with_a_path_is_a_question(
     assert "command" not in result.err
     saved = json.loads((tmp_path / "talk.json").read_text())
     assert saved["messages"][0]["content"] == line
+
+
+@pytest.mark.parametrize("line", ["\ufeff/local", "/LOCAL", "/Local\r"])
+def test_a_command_is_one_in_any_case_and_behind_a_byte_order_mark(
+    edgewise: Edgewise, line: str
+) -> None:
+    """Seen: a question that was to stay here was sent."""
+    told = edgewise("chat", stdin=f"{line}\n/share 5%\n".encode()).err
+    assert "the conversation is local" in told
+    assert "command" not in told
+
+
+@pytest.mark.parametrize("space", ["\u2028", "\x85", "\x0b", "\x0c"])
+def test_a_piped_question_ends_at_a_line_feed_alone(
+    edgewise: Edgewise, tmp_path: Path, space: str
+) -> None:
+    asked = f"Tell me about tin.{space}And iron?"
+    edgewise("chat", stdin=f"{asked}\n/save talk.json\n".encode())
+    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    assert [one["content"] for one in saved if one["role"] == "user"] == [asked]
 
 
 def test_the_dial_tells_where_it_stands(edgewise: Edgewise) -> None:
@@ -225,6 +246,21 @@ def test_local_keeps_everything_from_there_on_here(edgewise: Edgewise, tmp_path:
     assert any(QUESTION in text for text in texts)
     assert any("iron" in text for text in texts)
     assert not any("copper" in text for text in texts)
+
+
+@pytest.mark.parametrize("trust", [(), ("--trust", "box")])
+@pytest.mark.parametrize("away", [False, True])
+def test_local_says_what_is_sent_all_the_same(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, trust: tuple[str, ...], away: bool
+) -> None:
+    """Seen: "nothing leaves this device", with an edge model's server or a trusted cloud."""
+    monkeypatch.setattr("edgewise.cli.chat.is_loopback", lambda host: not away)
+    with llama_edge() as served:
+        flags = ("--edge", served.url, "--cloud", "none", *trust)
+        told = edgewise("chat", *flags, stdin=b"/local\n").err
+    assert (served.url in told) is away
+    assert ("trust" in told) is bool(trust)
+    assert ("nothing leaves" in told) is not (away or trust)
 
 
 METALS = ("copper", "iron", "silver", "gold", "lead", "tin", "zinc", "nickel")

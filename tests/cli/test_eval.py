@@ -57,6 +57,15 @@ def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
         assert said in first.out
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_table_that_cannot_be_written_is_shown(edgewise: Edgewise, form: tuple[str, ...]) -> None:
+    asked = ("pocketqa", "--systems", "edge,cloud", "--limit", "1", "--csv", "/dev/full")
+    done = edgewise("eval", *asked, *form, code=2)
+    assert "/dev/full" in done.err
+    assert "cloud" in done.out
+
+
 def test_own_questions(edgewise: Edgewise, tmp_path: Path) -> None:
     line = json.dumps({"prompt": "Hello", "answer": "Hello|small sums"})
     lines = [line.replace('Hello"', f'Hello {i}"', 1) for i in range(4)]

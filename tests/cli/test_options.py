@@ -13,6 +13,7 @@ from typer.main import get_command
 from edgewise.cli.app import app
 from edgewise.cli.options import takes
 from edgewise.errors import UsageError
+from edgewise.opening import each_cloud
 from edgewise.settings import NAMES, Settings
 from tests.cli.conftest import Edgewise
 
@@ -137,6 +138,38 @@ def test_an_option_of_the_commands_own_is_not_the_setting_unless_it_says_so(
     # A default that is written down is not a wish.
     (tmp_path / "edgewise.toml").write_text("temperature = 0\nspeculate = 16\n")
     call(command, "me")
+
+
+@pytest.mark.parametrize(
+    ("clouds", "keys"),
+    [
+        (["https://api.openai.com/v1", "http://localhost:8080"], ["sk-theirs", None]),
+        (["http://localhost:8080", "gpt-5-mini"], [None, "sk-theirs"]),
+        (["claude-haiku-4-5", "gpt-5-mini"], [None, "sk-theirs"]),
+        (["gpt-5-mini"], ["sk-theirs"]),
+        (["http://localhost:8080", "http://localhost:8081"], [None, None]),
+    ],
+)
+def test_each_of_several_clouds_has_its_own_providers_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clouds: list[str], keys: list[str | None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-theirs")
+    command, ran = an_app(takes("cloud", reads=["cloud_key"]))
+    call(command, "me", *(part for one in clouds for part in ("--cloud", one)))
+    assert [one.cloud_key for one in each_cloud(ran[0][0])] == keys
+
+
+def test_a_command_without_a_cloud_has_no_providers_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway sends its key to its engines, wherever a cloud for other commands may be."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-theirs")
+    monkeypatch.setenv("EDGEWISE_CLOUD", "gpt-5-mini")
+    command, ran = an_app(takes(reads=["cloud_key"], unaffected=NAMES))
+    call(command, "me")
+    assert ran[0][0].cloud_key is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
 """Commands beside a chat API that continues nothing: it reads passages."""
 
+import os
+import re
+import signal
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -8,7 +12,7 @@ import pytest
 
 from edgewise import providers
 from edgewise.providers import PROVIDERS, hosted, provider_at
-from tests.cli.conftest import Edgewise
+from tests.cli.conftest import Edgewise, sentence
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict
 
 PROMPT = "Where in the world is Honduras?"
@@ -160,6 +164,35 @@ def test_each_command_says_what_it_is_asked(
 async def ended(_: object) -> None: ...
 
 
+def test_try_bills_the_cloud_alone_by_its_own_count(
+    edgewise: Edgewise, reader: ChatReader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Thoughts are billed, and not shown; the day's sum has what the cloud alone cost, too."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / "prompts.txt").write_text(f"{PROMPT}\n")
+    asked = ("try", str(tmp_path / "prompts.txt"), "--cloud", reader.url, "--price", "0,0,1000000")
+    edge, pair, cloud = (one["paid"] for one in edgewise.json(*asked)["systems"])
+    assert (edge, cloud) == (0, 12)
+    with closing(sqlite3.connect(tmp_path / "edgewise" / "spent.db")) as kept:
+        ((amount,),) = kept.execute("SELECT amount FROM spent").fetchall()
+    assert float(amount) == pair + cloud
+
+
+@pytest.mark.parametrize("command", [("run", PROMPT), ("chat",)], ids=lambda given: given[0])
+def test_an_interrupted_answer_says_what_it_cost(
+    edgewise: Edgewise, reader: ChatReader, command: tuple[str, ...]
+) -> None:
+    async def interrupted() -> str:
+        os.kill(os.getpid(), signal.SIGINT)
+        return "A whole answer."
+
+    reader.whole = interrupted
+    asked = (*command, "--cloud", reader.url, "--cloud-share", "1", "--price", "2,2,8")
+    done = edgewise(*asked, stdin=PROMPT.encode(), code=130 if command[0] == "run" else 0)
+    (told,) = [line for line in done.err.splitlines() if "interrupted after" in line]
+    assert re.search(r"paid (about )?0\.00\d+", told), told
+
+
 @pytest.mark.parametrize("cloud", ["bundled", "none"])
 def test_only_a_chat_api_answers_whole(edgewise: Edgewise, cloud: str) -> None:
     whole = ("--cloud", cloud, "--escalate", "10%")
@@ -256,6 +289,32 @@ def test_an_evaluation_leaves_out_what_nobody_named(edgewise: Edgewise, reader: 
     told = edgewise.json("eval", "pocketqa", "--limit", "3", "--calibration", "1", *cloud)
     systems = {one["system"] for one in told["systems"]}
     assert systems == {"edge", "cloud", "query-level", "verify, served"}
+
+
+@pytest.mark.parametrize("of_file", ["cloud = 'gpt-5-mini'", "cloud-key = 'theirs'"])
+def test_a_file_sets_neither_a_name_for_the_users_key_nor_a_key_for_their_name(
+    edgewise: Edgewise,
+    reader: ChatReader,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    of_file: str,
+) -> None:
+    """Seen: a name was no URL, so the user's key for another host went to the provider."""
+    monkeypatch.setattr(providers, "PROVIDERS", (PROVIDERS[0]._replace(url=reader.url),))
+    own = ("CLOUD_KEY", "sk-secret") if "gpt" in of_file else ("CLOUD", "gpt-5-mini")
+    monkeypatch.setenv(f"EDGEWISE_{own[0]}", own[1])
+    (tmp_path / "edgewise.toml").write_text(f"{of_file}\n")
+    refused = edgewise("run", PROMPT, code=2)
+    assert "edgewise.toml" in sentence(refused)
+    assert "sk-secret" not in refused.err
+    assert not reader.bodies
+
+
+def test_a_hosted_cloud_that_a_file_names_is_told_with_its_host(
+    edgewise: Edgewise, tmp_path: Path
+) -> None:
+    (tmp_path / "edgewise.toml").write_text("cloud = 'gpt-5-mini'\n")
+    assert f"edgewise.toml sets the cloud: {PROVIDERS[0].url}\n" in edgewise("config").err
 
 
 @pytest.mark.parametrize("simulated", [False, True])

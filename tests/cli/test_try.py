@@ -124,6 +124,16 @@ def test_a_table_and_a_page(edgewise: Edgewise, tmp_path: Path) -> None:
     assert "http" not in page.replace("http-equiv", "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_page_that_cannot_be_written_leaves_the_table(edgewise: Edgewise, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("one\n")
+    asked = ("try", "mine.txt", "--max-tokens", "2", "--html", "/dev/full")
+    done = edgewise(*asked, code=2)
+    assert "/dev/full" in done.err
+    assert "prompts: 1" in done.out
+    assert '"systems"' in edgewise(*asked, "--json", code=2).out
+
+
 def test_a_hostile_answer_stays_text(edgewise: Edgewise, tmp_path: Path, api: ScriptedText) -> None:
     def script(messages: object, answer: str) -> str:
         return f"\x1b]0;x\x07{HOSTILE}"
@@ -224,6 +234,26 @@ def test_where_prompts_go_is_said_before_they_do(edgewise: Edgewise, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("clouds", "said"),
+    [
+        (["gpt-5-mini"], "https://api.openai.com/v1: 1, each twice,"),
+        (
+            ["https://a.example", "https://b.example"],
+            "https://b.example: 1, each twice to https://b",
+        ),
+        (["https://a.example", "bundled"], "https://a.example: 1; --limit"),
+    ],
+)
+def test_which_clouds_prompts_go_to_twice_is_said(
+    edgewise: Edgewise, tmp_path: Path, clouds: list[str], said: str
+) -> None:
+    """The cloud alone is the last one; a hosted model's name stands for its provider's host."""
+    (tmp_path / "mine.txt").write_text("one\n")
+    far = [part for one in clouds for part in ("--cloud", one)]
+    assert said in edgewise("try", "mine.txt", "--cloud-hosts", "no.example", *far, code=2).err
+
+
+@pytest.mark.parametrize(
     ("content", "flags", "word"),
     [
         (None, (), "mine.txt"),
@@ -237,6 +267,7 @@ def test_where_prompts_go_is_said_before_they_do(edgewise: Edgewise, tmp_path: P
         (b'{"messages": []}\n', (), "Line 1"),
         (b"word " * 2000, (), "Question '1'"),
         (b"good\n", ("--html", "no/page.html"), "no/page.html"),
+        (b"good\n", ("--html", "."), "folder"),
         (b"good\n", ("--cloud", "none"), "--cloud"),
         (b"good\n", ("--limit", "0"), "--limit"),
     ],

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from edgewise.cloud.adapter.word_boundary import REPEATED
+from edgewise.edge.base import Floats
 from edgewise.events import AnswerCost
 from edgewise.pair import Pair
 from edgewise.prompts import Message
-from edgewise.testing.scripted_edge import ScriptedEdge, replying
+from edgewise.testing.scripted_edge import EOS, ScriptedEdge, replying
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict, all_stand
 from tests.doubles.scripted_text import ScriptedText, numbers, tokens
 from tests.doubles.text_forms import Wish
@@ -107,6 +108,26 @@ def test_a_whole_answer_is_measured_by_the_prompt_alone(
     cost, read = whole_by_reader(**options)
     assert bool(read) is reads
     alone = len(QUESTION.strip()) + 20 * len(WHOLE)
+    assert 1e6 * cost.alone == pytest.approx(alone, rel=0.05)
+
+
+@pytest.mark.parametrize("each", [0.5, 1.0, 2.0])
+def test_what_a_verdict_drops_is_nothing_that_the_cloud_alone_costs(each: float) -> None:
+    """Seen: of drafts that count otherwise in the cloud's tokens the rest was the prompt's."""
+
+    def script(ids: Sequence[int]) -> Floats:
+        ended = bytes(one for one in ids if one < EOS).endswith(b"No, nobody says so.")
+        return replying("" if ended else OPENED, prompt=QUESTION)(ids)
+
+    with closing(ChatReader(lambda asked: (0, "No, nobody says so."))) as served:
+        served.each = each
+        edge, price = ScriptedEdge(script, context=8000), "1,1,20"
+        with Pair(edge, cloud=served.url, cloud_engine="openai", price=price) as pair:
+            answer = pair.ask(QUESTION, max_tokens=300)
+    cost = answer.usage.cost
+    assert cost is not None
+    assert (answer.text, len(served.asked)) == ("No, nobody says so.", 1)
+    alone = each * (len(QUESTION.strip()) + 20 * len(answer.tokens))
     assert 1e6 * cost.alone == pytest.approx(alone, rel=0.05)
 
 

@@ -73,6 +73,7 @@ class ChatReader(Served):
         self.key: str | None = None
         self.refuses = self.cuts = False
         self.counts = True  # whether a reply has a report of usage
+        self.each = 1.0  # tokens of a byte, in that report
         self.asked: list[Asked] = []
         self.bodies: list[dict[str, Any]] = []
         path = "/v1/chat/completions" if form == "openai" else "/v1/messages"
@@ -118,7 +119,7 @@ class ChatReader(Served):
             verdict = json.dumps({"stand": verdict[0], "replacement": verdict[1]})
         system = body.get("system") or messages[0]["content"]
         size = len(text.encode()) + (len(system.encode()) if system is not content else 0)
-        return web.json_response(self._reply(verdict, size))
+        return web.json_response(self._reply(verdict, round(self.each * size)))
 
     def _reply(self, text: str, prompt: int) -> dict[str, Any]:
         if self.form == "anthropic":

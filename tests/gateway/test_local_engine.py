@@ -1,6 +1,7 @@
 """A GGUF in the gateway's own process: any file, verified by it, tenants apart."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -11,6 +12,7 @@ import pytest
 from edgewise.addresses import bundled
 from edgewise.cloud.base import ConsultRequest
 from edgewise.edge.base import EdgeOptions, Floats, Needs
+from edgewise.edge.kv import BATCH, KvSession, Run
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import CloudRejected, UsageError
 from edgewise.gateway import local
@@ -91,6 +93,40 @@ def test_a_long_block_is_verified_as_its_parts_are(long_path: Path) -> None:
             assert one == pytest.approx(other, abs=ROUNDING)
 
     asyncio.run(both())
+
+
+@pytest.mark.parametrize("verify", [0, 100])
+def test_a_prompt_that_nobody_waits_for_is_read_no_further_and_what_was_read_is_kept(
+    monkeypatch: pytest.MonkeyPatch, long_path: Path, verify: int
+) -> None:
+    """Seen: whoever left after a long prompt kept everybody else waiting until it was read."""
+    ids = [1 + 7 * number % 250 for number in range(2000)]
+    before, starts = KvSession.before, list[int]()
+    begun, let = threading.Event(), threading.Event()
+
+    def held(self: KvSession, run: Run) -> None:
+        starts.append(run.start)
+        if run.start == BATCH:
+            begun.set()
+            assert let.wait(60)
+        before(self, run)
+
+    async def asked_again() -> int | None:
+        engine = LocalEngine(str(long_path), EdgeOptions(threads=1, context=2048), slots=1)
+        try:
+            monkeypatch.setattr(KvSession, "before", held)
+            ask, n = (engine.verify, verify) if verify else (engine.complete, 1)
+            left = asyncio.ensure_future(ask(ids, n, Sampling()))
+            assert await asyncio.to_thread(begun.wait, 60)
+            left.cancel()
+            await asyncio.wait([left])
+            let.set()
+            return (await engine.complete(ids, 1, Sampling())).cached
+        finally:
+            await engine.close()
+
+    assert asyncio.run(asked_again()) == 2 * BATCH
+    assert starts[:4] == [0, BATCH, 2 * BATCH, 3 * BATCH]
 
 
 def test_what_a_gateway_opens_by_an_address(long_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What is opened, sent, cancelled and given back around an answer's consults."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.connect import connect
 from edgewise.cloud.local import LocalCloud
 from edgewise.cloud.record import SentAnswer, SentRecord
 from edgewise.completion import Completion
@@ -27,7 +29,10 @@ from edgewise.testing import ScriptedCloud, ScriptedEdge, noise, replying
 from edgewise.testing.scripted_cloud import ID_BYTES
 from edgewise.testing.scripted_edge import SIZE
 from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
+from tests.doubles.scripted_engine import Edited
+from tests.doubles.scripted_text import ScriptedText, TextMisdeed
 from tests.doubles.wrapped_cloud import HeldCloud
+from tests.gateway.processes import until
 
 PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
@@ -288,6 +293,67 @@ def test_a_link_that_is_made_in_vain_until_the_deadline_is_silent_once() -> None
     gone = cloud_saying("blue", fault=lambda _: CloudUnavailable("refused"), delay=0.2)
     answer = asking(gone, Policy(threshold=0.0, deadline=0.3), text="blue " * 8).generate(IDS)
     assert [token.reason for token in answer.tokens].count("unavailable") == 1
+
+
+@contextmanager
+def counting(fault: TextMisdeed | None = None) -> Generator[tuple[Decoder, ScriptedText]]:
+    """A cloud that takes text is asked for each word; after its probes it does so with `fault`."""
+    served = ScriptedText("deepseek")
+    small = ScriptedEdge(replying("one two three four five", prompt=PROMPT))
+    cloud = connect(served.url, small.tokenizer, engine="deepseek")
+    served.fault = lambda number: fault
+    breaker = Breaker(clock=lambda: 0.0)
+    try:
+        yield (
+            Decoder(small, router=Constant(1.0), policy=ASKING, cloud=cloud, breaker=breaker),
+            served,
+        )
+    finally:
+        cloud.close()
+        served.close()
+
+
+SAID = Prompt(tuple(IDS), (Message("user", "Count in words."),))
+LONG = Edited(lambda _: b"This model's context is 8192 tokens.", status=400)
+
+
+OWN = pytest.mark.parametrize(
+    ("fault", "sampling"), [(LONG, Sampling()), (None, Sampling(temperature=0.5, top_k=4))]
+)
+
+
+@OWN
+def test_what_a_cloud_of_text_declines_to_one_user_pauses_it_for_no_other(
+    fault: TextMisdeed | None, sampling: Sampling
+) -> None:
+    """Seen: after three such answers the cloud was asked for nobody's."""
+    with counting(fault) as (decoder, served):
+        for _ in range(FAILURES):
+            assert decoder.generate(SAID, sampling=sampling).usage.failed_calls
+        assert not decoder.tiers[0].breaker.is_open
+        served.fault = lambda number: None
+        assert decoder.generate(SAID).usage.cloud_tokens
+
+
+@OWN
+def test_a_probe_that_is_declined_for_what_one_user_asked_makes_way_for_the_next(
+    fault: TextMisdeed | None, sampling: Sampling
+) -> None:
+    with counting(fault) as (decoder, _):
+        breaker = decoder.tiers[0].breaker
+        breaker.failed(silent=True)
+        decoder.generate(SAID, sampling=sampling)
+        until(lambda: breaker.allow() == "probe")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(402, b""), (404, b""), (400, b"The model does not exist")]
+)
+def test_a_cloud_of_text_that_declines_everybody_is_paused(status: int, said: bytes) -> None:
+    with counting(Edited(lambda _: said, status=status)) as (decoder, _):
+        for _ in range(FAILURES):
+            decoder.generate(SAID)
+        assert decoder.tiers[0].breaker.is_open
 
 
 def interrupted(breaker: Breaker) -> Flying:

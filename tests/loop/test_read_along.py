@@ -5,10 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 from hypothesis import given
 
 from edgewise.cloud.connect import connect
+from edgewise.cloud.passages import LONGEST, MOST
 from edgewise.cloud.reader import ReaderCloud
 from edgewise.cloud.redaction import filter_of
 from edgewise.completion import Completion
@@ -21,7 +23,7 @@ from edgewise.loop.policy import INITIAL_BUCKET, Budget, Escalation, Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Constant
 from edgewise.sampling import Sampling
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge, noise, replying
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict, all_stand, mends
 
 PROMPT = "What are two and two?\n"
@@ -290,6 +292,26 @@ def test_a_passage_that_ends_like_a_private_word_is_read_with_the_next() -> None
     assert answer.text == edge.replace("five", "four")
     assert "mid_word" not in reasons(answer)
     assert all(mail not in str(body) for body in served.bodies)
+
+
+@pytest.mark.parametrize("begun", ["x" * (MOST - 2), f"{'x' * (LONGEST - 2)}.", "x" * 29 + "\n\n"])
+@pytest.mark.parametrize("sign", ["🎉", "字"])
+def test_a_passage_ends_at_a_whole_character(begun: str, sign: str) -> None:
+    """Seen: the sentence that the next one began with was not read."""
+    edge = f"{begun}{sign} and that makes five. That is all that there is to say of it.\n"
+    with reading(mends("five", "four"), edge=edge) as (pair, served):
+        answer = pair.generate(SAID)
+    assert answer.text == edge.replace("five", "four")
+    assert len("".join(served.asked[0].sentences).encode()) <= MOST + 3
+
+
+def test_an_edge_that_ends_no_character_is_read_all_the_same() -> None:
+    with reading() as (pair, _):
+        assert isinstance(pair.edge, ScriptedEdge)
+        pair.edge.script = lambda ids: noise()(ids) + 99 * (np.arange(SIZE) // 8 == 0xF0 // 8)
+        answer = pair.generate(SAID, max_tokens=2 * MOST + 9)
+    assert not answer.text.replace("\ufffd", "")
+    assert answer.usage.cloud_calls == 3
 
 
 def test_an_unknown_placeholder_is_not_written() -> None:

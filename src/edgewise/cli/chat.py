@@ -25,7 +25,7 @@ from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, Message, require_text
 from edgewise.registry import did_you_mean
 from edgewise.sampling import Sampling
-from edgewise.settings import Settings, fraction
+from edgewise.settings import Settings, fraction, unmarked
 
 HELP = """\
 /share 5%         how many of the tokens the cloud may write from now on; alone: how many now
@@ -37,7 +37,7 @@ HELP = """\
 /help, /quit      Ctrl-C interrupts an answer, Ctrl-D leaves"""
 """Text of the command /help."""
 
-_COMMAND = re.compile("/[a-z]+")
+_COMMAND = re.compile("/[a-z]+", re.IGNORECASE)
 _NEARLY = 0.8
 """Similarity to a command from which a line counts as a misspelt one (`/shar 0.1`); any other line
 that begins with a slash is a question, such as a path."""
@@ -140,6 +140,7 @@ class Conversation:
         """
         text = line.strip()
         name, _, rest = text.partition(" ")
+        name = name.lower()
         if rest and name in _ALONE:
             raise UsageError(f"{name} takes no text; begin the line otherwise to ask it.")
         if name in ("/quit", "/exit", "/bye"):
@@ -192,6 +193,7 @@ class Conversation:
             render.out.print()
             by_cloud = sum(token.source == "cloud" for token in tokens)
             counts = f"{len(tokens) - by_cloud} edge + {by_cloud} cloud tokens"
+            counts += f" · {render.costed(stream.cost)}" if stream.cost else ""
             render.note(f"interrupted after {counts}; the text so far is kept{self._cost()}")
 
     def _sampling(self) -> Sampling | None:
@@ -269,7 +271,13 @@ class Conversation:
         if text:
             raise UsageError("/local takes no text; /new starts a conversation that may be sent.")
         self._local = True
-        render.note("from now on nothing leaves this device; /new ends that")
+        edge, trust = self._pair.settings.edge, self._pair.settings.trust
+        told = f"{'only clouds that you trust are' if trust else 'no cloud is'} sent anything"
+        if _elsewhere(edge):
+            told += f", but every prompt goes to {edge}"
+        elif not trust:
+            told = "nothing leaves this device"
+        render.note(f"from now on {told}; /new ends that")
 
     def _why(self, _: str) -> None:
         if not self.turns:
@@ -346,7 +354,7 @@ def _lines() -> Iterator[str]:
     """Yield the lines that the user types, with editing and history; or those of a piped stdin."""
     if not sys.stdin.isatty():
         data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
-        yield from data.decode("utf-8", "surrogateescape").splitlines()
+        yield from unmarked(data).decode("utf-8", "surrogateescape").split("\n")
         return
     from prompt_toolkit import PromptSession
 

@@ -148,11 +148,7 @@ async def _listen(
     log = structlog.get_logger("edgewise.gateway")
     log.info("listening", engines=engines, at=listening.url)
     await Listener(
-        app,
-        listening.socket,
-        **listening.limits,
-        max_message=MAX_FRAME,
-        drain=gateway.drain,
+        app, listening.socket, **listening.limits, max_message=MAX_FRAME, drain=gateway.drain
     ).listen()
 
 

@@ -9,14 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.filesize import decimal
 from rich.table import Table
 
-from edgewise.addresses import (
-    bundled,
-    from_home,
-    hub_address,
-    is_url,
-    resolve,
-    resolve_folder,
-)
+from edgewise.addresses import bundled, from_home, hub_address, is_url, resolve, resolve_folder
 from edgewise.cli import options, render
 from edgewise.edge.named import engine_at, files_read
 from edgewise.errors import UsageError

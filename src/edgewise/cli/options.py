@@ -16,7 +16,7 @@ from edgewise import settings
 from edgewise.addresses import each, is_url, with_scheme
 from edgewise.cli import render
 from edgewise.errors import EdgewiseError, UsageError, VocabularyMismatch
-from edgewise.providers import hosted, provider_at
+from edgewise.providers import api_url, provider_at
 from edgewise.settings import FIELDS, NAMES, Settings, names_in
 
 WRITING, OUTPUT = "Writing", "Output"
@@ -106,10 +106,10 @@ def takes(
             flags |= {name: _first(values[name]) for name in reads if name in own}
             try:
                 chosen, places = settings.load(flags)
-                chosen = _with_provider_key(chosen, places)
                 command_path = get_current_context().command_path
                 settings.require_honoured(chosen, places, refused, command_path)
-                vetted(chosen, {name: places[name] for name in places if name in honoured})
+                places = {name: places[name] for name in places if name in honoured}
+                vetted(chosen := _with_provider_keys(chosen, places), places)
                 command(**values, chosen=chosen)
             except EdgewiseError as error:
                 if isinstance(error, VocabularyMismatch) and error.setting in refused:
@@ -186,7 +186,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
             f"{settings.spelled(name)} cannot be set in {of_file[name]} ({barred[name]})",
             hint=f"set it with --{settings.spelled(name)} or {settings.variable(name)}",
         )
-    clouds = [("cloud", address) for address in each(chosen.cloud or "")]
+    clouds = [("cloud", api_url(address)) for address in each(chosen.cloud or "")]
     for role, address in (*clouds, ("edge", chosen.edge)):
         if not is_url(url := with_scheme(address)):
             continue
@@ -207,17 +207,16 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
             render.note(f"{of_file[role]} sets the {called}: {address}")
 
 
-def _with_provider_key(chosen: Settings, places: Mapping[str, str]) -> Settings:
-    """Return the settings with a hosted provider's key from the provider's own variable.
+def _with_provider_keys(chosen: Settings, places: Mapping[str, str]) -> Settings:
+    """Return the settings with hosted providers' keys from the providers' own variables.
 
-    Only if the cloud is at that provider, no other key is set, and the cloud was not named by a
-    settings file.
+    Each is for the clouds at its provider. None is used if another key is set, or unless the user
+    named the clouds, and not a settings file.
     """
-    if chosen.cloud_key is None and chosen.cloud and places.get("cloud") != settings.FILE:
-        known = hosted(chosen.cloud)
-        provider = provider_at(known[0] if known else chosen.cloud)
-        if provider is not None and (key := os.environ.get(provider.key)):
-            return replace(chosen, cloud_key=key)
+    if chosen.cloud_key is None and places.get("cloud", settings.FILE) != settings.FILE:
+        found = [provider_at(api_url(address)) for address in each(chosen.cloud or "")]
+        keys = [os.environ.get(one.key, "") if one else "" for one in found]
+        return replace(chosen, cloud_key=",".join(keys) if any(keys) else None)
     return chosen
 
 

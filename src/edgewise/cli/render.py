@@ -183,12 +183,10 @@ def warn_of_toy(edge: str, prompt: str) -> None:
 
 def reads(policy: Policy, escalate: float | None) -> str:
     """Return what a cloud model that reads passages is asked; `escalate` is the setting."""
-    share, whole = policy.cloud_share or 0.0, escalate if policy.asks else None
-    if 1 in (share, whole):
+    percent, whole = 100 * (policy.cloud_share or 0.0), escalate if policy.asks else None
+    if percent == 100 or whole == 1:
         return "to write every answer whole"
-    told = (
-        f"to check passages and rewrite their sentences, for up to {100 * share:g}% of the tokens"
-    )
+    told = f"to check passages and rewrite their sentences, for up to {percent:g}% of the tokens"
     return f"{told}, and to write {100 * whole:g}% of the answers whole" if whole else told
 
 

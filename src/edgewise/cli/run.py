@@ -107,8 +107,10 @@ def _show(pair: Pair, events: Generation, *, stats: bool) -> None:
             render.note(f"vocabulary: {pair.cloud.vocabulary_check}" if pair.cloud else "no cloud")
         return
     by_cloud = sum(token.source == "cloud" for token in tokens)
+    events.close()  # what is in flight is counted then
     render.out.print()
-    render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud")
+    paid = f" · {render.costed(events.cost)}" if events.cost else ""
+    render.note(f"interrupted after {len(tokens)} tokens, {by_cloud} by the cloud{paid}")
     raise typer.Exit(130)
 
 

@@ -3,7 +3,7 @@
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -93,7 +93,7 @@ class LocalSession(CloudSession):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Implement `CloudSession.ask`; a consult that is cancelled ends at its next token."""
+        """Implement `CloudSession.ask`; one that is cancelled ends at its next batch or token."""
         # The thread's own future cannot be cancelled any more once the thread works on it.
         asked, end = Future[Completion](), time.monotonic() + request.deadline
         done = self._submit(partial(self._answer, request, end, asked))
@@ -176,7 +176,7 @@ class LocalSession(CloudSession):
         session = self._opened(end)
         if request.verify:
             return self._verify(request, session, started, end)
-        cached = session.open(ids)
+        cached = self._read(session, ids, end)
         written: list[int] = []
         logprobs: list[float] = []
         top: list[tuple[Candidate, ...]] = []
@@ -211,7 +211,7 @@ class LocalSession(CloudSession):
         ids, start = request.ids, len(request.ids) - request.verify
         if request.n or not start > 0:
             raise CloudRejected("A verification needs ids before its own, and writes none.")
-        cached = session.open(ids[: start - 1])
+        cached = self._read(session, ids[: start - 1], end)
         made: list[Verified] = []
         for at in range(start, len(ids), PASS):
             self._require_time(end)
@@ -234,6 +234,13 @@ class LocalSession(CloudSession):
             engine_seconds=time.monotonic() - started,
             verified=tuple(made),
         )
+
+    def _read(self, session: EdgeSession, ids: Sequence[int], end: float) -> int:
+        """Read `ids`, as long as there is time; return how many were read before."""
+        cached = session.open(ids)
+        while session.prefill():
+            self._require_time(end)
+        return cached
 
     def _require_time(self, end: float) -> None:
         if self._closing.is_set() or self._cloud.closed or self._asked.cancelled():

@@ -16,8 +16,8 @@ from edgewise.prompts import Message
 
 SHORTEST, LONGEST, MOST = 32, 128, 192
 """Lengths of a passage in tokens. From `SHORTEST` on it ends with a paragraph, from `LONGEST` on
-with any line or sentence, and at `MOST` anywhere. Short passages are dear, since each request holds
-the whole conversation; long ones delay the text that the user sees."""
+with any line or sentence, and from `MOST` on with any character. Short passages are dear, since
+each request holds the whole conversation; long ones delay the text that the user sees."""
 
 VERSION = 1
 """Version of the prompt below. Measured figures hold for the version they were measured with."""

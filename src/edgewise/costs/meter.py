@@ -134,7 +134,7 @@ class CloudTokens:
         reads = cloud is not None and cloud.reads_passages
         self.shared = self.exact = cloud is not None and cloud.boundaries is None and not reads
         self._own = None if cloud is None or self.shared else cloud.own_tokenizer
-        self._ratio = 1.0
+        self._ratio, self._measured = 1.0, False
         said = question((), "", ()) if reads else ()
         self.asks = sum(len(edge.encode(one.content)) for one in said)  # ids beside the text
 
@@ -160,6 +160,10 @@ class CloudTokens:
         if not self.shared:
             asks = self.asks if position > self.start else 0
             self._ratio = tokens / max(1, position + asks)
+            if self._own is None and not self._measured:
+                # Until now the cloud's tokens were taken for as many as the edge's.
+                written = round(written * self._ratio)
+            self._measured = True
             self.prompt = max(0, tokens - written - self.question(position))
             self.exact = self._own is not None
 

@@ -197,6 +197,13 @@ class EdgeSession(ABC):
         Raises `ContextOverflow` and `UsageError` as `extend` does.
         """
 
+    def prefill(self) -> bool:
+        """Compute a batch of the queued ids; return whether there was one.
+
+        It is False where the rest, with the last id, or all of them are left to `step`.
+        """
+        return False
+
     @abstractmethod
     def step(self) -> Step:
         """Compute the queued ids, and return the prediction of the token after the last id.

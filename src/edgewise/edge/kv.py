@@ -226,6 +226,13 @@ class KvSession(EdgeSession):
             self.checkpoint(len(ids) - 1)
         return self.computed
 
+    def prefill(self) -> bool:
+        wanted = len(self._ids)
+        if self.computed >= wanted - 1 or (end := self._next_end(wanted)) == wanted:
+            return False
+        self._run(end, "none", self._needs)
+        return True
+
     def step(self) -> LogitsStep:
         if not self._ids:
             self._require_ids()
@@ -235,8 +242,8 @@ class KvSession(EdgeSession):
             if self._last and self._at_hand():
                 return self._last
             self._forget(wanted - 1)
-        while self.computed < wanted - 1 and (end := self._next_end(wanted)) < wanted:
-            self._run(end, "none", self._needs)
+        while self.prefill():
+            pass
         (self._last,) = self._run(wanted, "last", self._needs)
         return self._last
 

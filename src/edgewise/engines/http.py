@@ -203,6 +203,7 @@ class Endpoint:
             f"{self.url!r} declined the request{reason}",
             hint=_HINTS.get(status),
             request_id=request_id,
+            own=status not in _HINTS,
         )
         error.said, error.elsewhere = said, status in _ELSEWHERE
         return error

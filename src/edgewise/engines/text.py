@@ -193,6 +193,7 @@ class TextEngine(Endpoint):
                     f"{self.dialect} has no {name.replace('_', '-')}, so it cannot sample as asked",
                     hint="leave it off",
                     setting=name,
+                    own=True,
                 )
         return fields
 
@@ -259,7 +260,8 @@ class TextEngine(Endpoint):
         try:
             text = await asyncio.to_thread(render, tokenizer, messages)
         except UsageError as error:
-            raise CloudRejected(f"The cloud model cannot read the prompt: {error}") from error
+            said = f"The cloud model cannot read the prompt: {error}"
+            raise CloudRejected(said, own=True) from error
         # It is put there once more where the server reads the text.
         adds = tokenizer.encode_prompt("", special=False)
         return text.removeprefix(tokenizer.special_text("bos")) if adds else text
@@ -274,7 +276,8 @@ class TextEngine(Endpoint):
             sign = self.server.control(content)
             if sign := sign or next(iter(self._control.split(content)[1:]), None):
                 raise CloudRejected(
-                    f"A message holds {sign!r}, which {self.url!r} would not read as text."
+                    f"A message holds {sign!r}, which {self.url!r} would not read as text.",
+                    own=True,
                 )
 
 
@@ -285,11 +288,12 @@ def turns(url: str, messages: Sequence[Message]) -> list[dict[str, Any]]:
     names `url`, the API's address.
     """
     if not messages:
-        raise CloudRejected(f"There is no message to send to {url!r}.")
+        raise CloudRejected(f"There is no message to send to {url!r}.", own=True)
     if messages[-1].role == "assistant":
         raise CloudRejected(
             f"The conversation ends with an answer, which {url!r} would continue",
             hint="end it with a message of the user's",
+            own=True,
         )
     return [{"role": message.role, "content": message.content} for message in messages]
 

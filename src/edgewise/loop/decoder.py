@@ -194,10 +194,7 @@ class Decoder:
                 consults,
                 state=State(budget=budget),
                 counts=AnswerCounts(
-                    rules,
-                    cached,
-                    consults.counts if consults else (),
-                    several=len(self.tiers) > 1,
+                    rules, cached, consults.counts if consults else (), several=len(self.tiers) > 1
                 ),
                 costs=costs,
                 closing=stack.pop_all(),

@@ -16,6 +16,7 @@ from edgewise.completion import Completion, Verified
 from edgewise.costs.meter import AnswerCosts
 from edgewise.errors import BreaksGrammar, CloudError, CloudTimeout, EdgeError, Fault
 from edgewise.events import (
+    AnswerCost,
     Candidate,
     Event,
     Finished,
@@ -83,6 +84,11 @@ class Generation(Iterator[Event]):
         """The budget left for the conversation's next answer; final once this answer is closed."""
         wasted = self._consults.wasted if self._consults else 0
         return self._rules.policy.next_answer(self._state.budget, wasted)
+
+    @property
+    def cost(self) -> AnswerCost | None:
+        """What the answer cost so far, None without a price; final once this answer is closed."""
+        return self._costs.cost(self._ids) if self._costs else None
 
     @property
     def reading(self) -> tuple[Source, int, int]:
@@ -279,8 +285,7 @@ class Generation(Iterator[Event]):
         policy, state = self._rules.policy, self._state
         if step is not None and policy.speculate and not self._consults.due():
             self._speculation.begin(requested, step, state)
-            draft = self._speculation.forward()
-            if draft is not None:
+            if (draft := self._speculation.forward()) is not None:
                 self._tell(draft)
                 return
         self._speculation.rest()
@@ -388,7 +393,7 @@ class Generation(Iterator[Event]):
         usage = replace(
             self._counts.usage(),
             edge_error=None if self._lost is None else str(self._lost),
-            cost=self._costs.cost(self._ids) if self._costs else None,
+            cost=self.cost,
         )
         total = time.monotonic() - self._started
         self._events.append(

@@ -144,8 +144,7 @@ class Latency:
         times the share of drafts rejected), a draft pays and the result is 0. Else it is the time
         until the reply would be late by this margin; 0 once it is, or before latencies are known.
         """
-        median = self.quantile(0.5, first=first)
-        if median is None or self.step is None:
+        if (median := self.quantile(0.5, first=first)) is None or self.step is None:
             return 0.0
         margin, left = self.rejection_rate * self.step, median - elapsed
         return left + margin if abs(left) < margin else 0.0

@@ -252,12 +252,11 @@ class CloudConsults:
             if (late := isinstance(error, CloudTimeout)) and self.ignores_breaker:
                 error.hint, error.setting = "allow a consult more", "deadline"
             self._charge(0 if late else -flight.ask)
-            # A whole answer is declined for its own messages or sampling, one that is too long for
-            # the cloud each time: that says little of other answers.
-            declined, whole = isinstance(error, CloudRejected), flight.verify and flight.ask
+            declined = isinstance(error, CloudRejected)
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()
-            elif not (declined and (whole or self._told)):
+            # What is too long for the cloud is declined each time: that says little of others.
+            elif not (_is_own(flight, error) or (declined and self._told)):
                 self._told = declined
                 # A link that could not be made for so long was as silent.
                 slow = (flight.landed_at or begun) - flight.sent_at > flight.deadline / 2
@@ -389,7 +388,7 @@ class CloudConsults:
                 return _refusal(error)
             raise
         if breaker.is_open and not self.ignores_breaker:
-            flight.future.add_done_callback(self._probed)
+            flight.future.add_done_callback(lambda _: self._probed(flight))
         return flight
 
     def _send(
@@ -437,16 +436,18 @@ class CloudConsults:
                 self.latency.prefill_took(completion.engine_seconds or seconds, tokens)
             self._first = False
 
-    def _probed(self, future: "Future[Completion]") -> None:
-        cancelled = future.cancelled()
-        error = None if cancelled else future.exception()
-        if self._closed and error is not None and self.tier.cloud.here:
-            # A cloud in this process ends with the answer; that says nothing of the link.
-            self._breaker.probe_cancelled()
-        elif cancelled or not isinstance(error, NothingUsable | None):
-            self._breaker.failed(probe=True)
-        else:
+    def _probed(self, flight: Flight) -> None:
+        cancelled = flight.future.cancelled()
+        error = None if cancelled else flight.future.exception()
+        # A cloud in this process ends with the answer.
+        ended = self._closed and error is not None and self.tier.cloud.here
+        if not cancelled and isinstance(error, NothingUsable | None):
             self._breaker.succeeded()
+        elif ended or _is_own(flight, error):
+            # That says nothing of the link.
+            self._breaker.probe_cancelled()
+        else:
+            self._breaker.failed(probe=True)
 
     def _result(self, flight: Flight) -> Completion:
         left = max(0.0, flight.sent_at + flight.deadline + _GRACE - time.monotonic())
@@ -474,6 +475,12 @@ def unsure(completion: Completion) -> float | None:
     """Return 1 less the probability of a completion's least likely token; None without logprobs."""
     logprobs = [one for one in completion.logprobs if one is not None]
     return 1 - math.exp(min(0.0, *logprobs)) if logprobs else None
+
+
+def _is_own(flight: Flight, error: BaseException | None) -> bool:
+    """Whether the cloud declined a request to write for what others lack; a verdict is like any."""
+    own = isinstance(error, CloudRejected) and (flight.verify > 0 or error.own)
+    return own and flight.ask > 0
 
 
 def _refusal(error: Blocked) -> Refusal:

@@ -218,8 +218,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         shown = None if 0 in (self.cloud_share, self.max_cloud_tokens) else threshold
         if score < threshold:
             return Decision(0, "below_threshold", shown)
-        ask = min(self.span, self._room(budget))
-        if ask < 1:
+        if (ask := min(self.span, self._room(budget))) < 1:
             return Decision(0, "cap", shown)
         if self.cloud_share is not None and self.cloud_share < 1:
             if budget.bucket < 1:

@@ -109,7 +109,8 @@ class Verification(Speculation):
         """
         tip = self._tip if self._tip is not None and self.drafts else state
         self._send(tip)
-        if tip.end is not None or self._unsent == self._most or (self._waits and self._blocks):
+        full = self._unsent >= self._most and not self._divided(tip)
+        if tip.end is not None or full or (self._waits and self._blocks):
             return None
         position = len(self._ids) + len(self.drafts)
         if not self._unsent:
@@ -144,7 +145,8 @@ class Verification(Speculation):
             everything = self._escalation is not None and self._escalation.share == 1
             return everything and tip.index == 1
         passage = self._text(self.drafts[-self._unsent :])
-        return ends_passage(passage, self._unsent, code=self._code)
+        # What has begun a character is no text yet.
+        return not tip.held.pending and ends_passage(passage, self._unsent, code=self._code)
 
     def _text(self, ids: Sequence[int]) -> str:
         return bytes_of(self._rules.tokenizer, ids).decode("utf-8", "ignore")
@@ -223,7 +225,7 @@ class Verification(Speculation):
     def _send(self, tip: State) -> None:
         """Send the drafts that belong to no block, if a block is due; `tip` is the state after
         them."""
-        if not self._due or len(self._blocks) == self._flying:
+        if not self._due or len(self._blocks) == self._flying or self._divided(tip):
             return
         ids, count = [*self._ids, *self.drafts], self._unsent
         flight: Flight | Reason | None = self._refused_at(tip)
@@ -243,6 +245,12 @@ class Verification(Speculation):
         self._alone = not isinstance(flight, Flight) and flight != "cost"
         self._blocks.append(_Block(len(ids) - count, len(ids), flight))
         self._unsent, self._due = 0, False
+
+    def _divided(self, tip: State) -> bool:
+        """Whether a passage would end inside a character; what the rest begins is not read."""
+        # A first token is sent alone, and a character has at most four.
+        begun = tip.end is None and tip.held.pending != b""
+        return self._passages and begun and 1 < self._unsent < self._most + 3
 
     def _nothing_stands(self, verdict: Completion) -> bool:
         """Whether the whole answer is to be asked for, since the first passage was rejected

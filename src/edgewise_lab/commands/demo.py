@@ -38,8 +38,7 @@ def demo(
     chosen: Settings,
     questions: Annotated[int, typer.Option(help="Number of held-out questions.")] = 100,
     cloud_share: Annotated[
-        float | None,
-        options.share_option("Target cloud share; default: 0.1."),
+        float | None, options.share_option("Target cloud share; default: 0.1.")
     ] = None,
     details: Annotated[
         bool, typer.Option("--details", help="Show the tables, with intervals.")

@@ -1,5 +1,6 @@
 """`edgewise eval`: compare edge alone, cloud alone, routers and baselines on a task."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -76,7 +77,7 @@ def evaluate(
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
     shares = shares_of(cloud_share, chosen)
     wanted = systems_named(systems, baselines=baselines, kept=out is not None)
-    require_folder(csv)
+    require_writable(csv)
     asked = with_calibration(
         task,
         "test",
@@ -168,8 +169,6 @@ def tell(
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"
     sentences = warnings(task, contenders, table)
-    if csv:
-        write(csv, as_csv(table))
     if json:
         told = summary(task.name, contenders[0].name if contenders else None, table, sentences)
         measure = "accuracy" if task.known else "agreement"
@@ -178,6 +177,8 @@ def tell(
         figures_tables(title, table, main)
         for sentence in sentences:
             render.warn(sentence)
+    if csv:
+        write(csv, as_csv(table))
 
 
 def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
@@ -213,13 +214,8 @@ def contenders_of(
         shown = Path(str(named.router)).name
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
-        found[shown] = Contender(
-            shown,
-            router,
-            card,
-            opening.router_identity(named),
-            served(named, router, card, edge, shares),
-        )
+        policies = served(named, router, card, edge, shares)
+        found[shown] = Contender(shown, router, card, opening.router_identity(named), policies)
     return list(found.values())
 
 
@@ -256,10 +252,14 @@ def _require_unseen(folder: Path | None, task: Task) -> None:
         )
 
 
-def require_folder(path: Path | None) -> None:
-    """Raise `UsageError`, before any work is done, if the folder of `path` does not exist."""
-    if path is not None and not path.parent.is_dir():
-        raise UsageError(f"{str(path)!r} cannot be written: there is no such folder.")
+def require_writable(path: Path | None) -> None:
+    """Raise `UsageError`, before any work is done, if no file can be written at `path`."""
+    if path is None:
+        return
+    place, folder = path if path.exists() else path.parent, path.is_dir()
+    if folder or not path.parent.is_dir() or not os.access(place, os.W_OK):
+        why = "it is a folder" if folder else "there is no such folder, or it is write-protected"
+        raise UsageError(f"{str(path)!r} cannot be written: {why}.")
 
 
 def write(path: Path, text: str) -> None:

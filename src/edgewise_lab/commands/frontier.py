@@ -205,8 +205,7 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
 @contextmanager
 def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
     """Yield the cloud's address: a URL, where need be of a gateway started here, or a file."""
-    address = wish.address
-    if address == "none":
+    if (address := wish.address) == "none":
         raise UsageError("A frontier needs a cloud", hint="name one", setting="cloud")
     if address != "bundled" and not address.startswith("http"):
         if trip is not None:

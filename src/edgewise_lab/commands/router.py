@@ -85,8 +85,7 @@ def push(
 ) -> None:
     """Publish a checkpoint as a hub repository; HF_TOKEN or `hf auth login` says who you are."""
     folder = _folder(router)
-    card = read_card(folder)
-    if not card.thresholds:
+    if not read_card(folder).thresholds:
         raise UsageError(
             f"The router in {str(folder)!r} is not calibrated, so nobody could use it; run "
             "edgewise train with --stage calibrate first."
@@ -118,8 +117,7 @@ def _upload(folder: Path, repo: str, *, private: bool) -> str:
 
 
 def _folder(name: str) -> Path:
-    found = router_folder(Settings(router=name))
-    if found is None:
+    if (found := router_folder(Settings(router=name))) is None:
         raise UsageError(f"{name!r} is not a checkpoint; name a folder or a hub repository.")
     return found
 

@@ -23,7 +23,7 @@ from edgewise_lab.bench.rules.models import RowModel, open_rows
 from edgewise_lab.bench.rules.rule import RULES, Rule
 from edgewise_lab.bench.rules.sweep import Sweep
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.eval import require_folder, shares_of, tell
+from edgewise_lab.commands.eval import require_writable, shares_of, tell
 from edgewise_lab.evaluation.plan import described
 from edgewise_lab.evaluation.report import rows as figures
 from edgewise_lab.evaluation.store import Cell, Store
@@ -65,7 +65,7 @@ def rules(
     """
     shares = shares_of(cloud_share, chosen)
     wanted = _named(only)
-    require_folder(csv)
+    require_writable(csv)
     tasks = with_calibration(
         task,
         "test",

@@ -150,10 +150,7 @@ def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
 
 
 def require_writing(cloud: CloudModel, what: str) -> None:
-    """Raise `UsageError` for a cloud model that reads passages, where `what` needs one that writes.
-
-    `what` is a part of the message, such as "a router".
-    """
+    """Raise `UsageError`, that `what` needs tokens, for a cloud model that reads passages."""
     if cloud.reads_passages:
         raise UsageError(
             f"{cloud.name!r} reads passages and writes no tokens, as {what} needs",

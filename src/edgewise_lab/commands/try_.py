@@ -11,19 +11,21 @@ import typer
 from msgspec.structs import asdict
 from rich.console import Console
 
-from edgewise.addresses import each, is_url, with_scheme
+from edgewise.addresses import is_url
 from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.cloud.hosts import is_here
+from edgewise.costs.daily import today
 from edgewise.costs.price import BilledTokens
 from edgewise.edge.base import Tokenizer
 from edgewise.events import Token
 from edgewise.loop.decoder import collect
 from edgewise.loop.generation import Generation
+from edgewise.opening import cloud_address, each_cloud
 from edgewise.pair import Pair, open_pair
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.eval import require_folder, write
+from edgewise_lab.commands.eval import require_writable, write
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
     Outcome,
@@ -127,7 +129,7 @@ def try_(
     you like a check and an answer. Answers have at most 512 tokens, unless --max-tokens says so.
     """
     task = open_prompts(prompts).first(limit)
-    require_folder(html)
+    require_writable(html)
     shared.tell_of_code([task])
     _tell_where(chosen, len(task.questions))
     with open_pair(chosen) as pair:
@@ -148,23 +150,22 @@ def try_(
                 prompts=[one for one in found if one.answers],
                 systems=_totals(found),
             )
-            if html and tried.prompts:
-                write(html, _page(tried, edge.tokenizer))
             if json:
                 print(msgspec.json.encode(tried).decode())
             elif tried.systems:
                 render.show(shared.drawn(_figures(tried)))
+            if html and tried.prompts:
+                write(html, _page(tried, edge.tokenizer))
 
 
 def _tell_where(chosen: Settings, prompts: int) -> None:
     """Tell the user how many prompts will go to clouds elsewhere, which may bill them."""
-    urls = [with_scheme(address) for address in each(chosen.cloud or "")]
-    far = [url for url in urls if is_url(url) and not is_here(url)]
+    urls = [cloud_address(one) for one in each_cloud(chosen)]
+    far, last = [url for url in urls if is_url(url) and not is_here(url)], urls[-1]
     if far:
-        render.note(
-            f"prompts that go to {', '.join(far)}: {prompts}, each twice, for the pair and for the "
-            "cloud alone; --limit N asks fewer"
-        )
+        to = f" to {last}" if len(urls) > 1 else ""
+        twice = f", each twice{to}, for the pair and for the cloud alone" if last in far else ""
+        render.note(f"prompts that go to {', '.join(far)}: {prompts}{twice}; --limit N asks fewer")
 
 
 def _answer(
@@ -223,24 +224,28 @@ def _systems(
 
     def by_cloud(question: Question) -> SideAnswer:
         found = whole.answer(question)
-        paid = _paid(pair, found, len(question_ids(edge.tokenizer, question)))
-        return SideAnswer(**asdict(found), paid=paid)
+        return SideAnswer(**asdict(found), paid=_paid(pair, question, found))
 
     by_pair = decoded(lambda one: pair.stream(one.messages, max_tokens=max_tokens))
     return {"edge": decoded(alone.stream), "pair": by_pair, "cloud": by_cloud}
 
 
-def _paid(pair: Pair, found: Outcome, prompt: int) -> float | None:
-    """Return the price of an answer of the cloud alone; None without a price list.
+def _paid(pair: Pair, question: Question, found: Outcome) -> float | None:
+    """Return the price of an answer of the cloud alone, added to the day's total; None: no price.
 
-    `prompt` is the size of the prompt in tokens, which counts if the engine reports none.
+    What the engine does not report is counted in the edge's tokens.
     """
     if pair.billing is None:
         return None
-    cached = found.cached or 0
-    computed = max(0, prompt - cached) if found.computed is None else found.computed
-    billed = BilledTokens(input=computed, cached=cached, output=found.output_tokens)
-    return float(pair.billing.price.of(billed))
+    price, daily = pair.billing.price, pair.billing.daily
+    cached, computed = found.cached or 0, found.computed
+    if computed is None:
+        computed = max(0, len(question_ids(pair.edge.tokenizer, question)) - cached)
+    output = found.written or found.output_tokens
+    paid = price.of(BilledTokens(input=computed, cached=cached, output=output))
+    if daily is not None:
+        daily.add(today(), price.currency, paid)
+    return float(paid)
 
 
 def _told(one: SideBySide, system: str) -> str:

@@ -176,8 +176,7 @@ def _file(
     chosen: Settings, asked: Task, edge: EdgeModel, cloud: CloudModel, identity: str
 ) -> Path | None:
     """Return the file that keeps answers until the thresholds are set; None if there is none."""
-    folder = user_path("cache", "tuning")
-    if folder is None:
+    if (folder := user_path("cache", "tuning")) is None:
         return None
     # The settings say which words leave, and how the models were loaded.
     settings = replace(chosen, cloud_key=None, edge_key=None, deadline=None, price=None)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import reduce
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -309,6 +310,7 @@ class CloudAlone:
             len(ids),
             cut=is_cut(self._tokenizer, ids),
             cloud_tokens=len(ids),
+            written=sum(one.billed for one in consults),
             consults=len(consults),
             cached=total(one.cached for one in consults),
             computed=total(one.computed for one in consults),
@@ -321,10 +323,8 @@ _Number = TypeVar("_Number", int, float)
 
 def total(counts: Iterable[_Number | None]) -> _Number | None:
     """Return the sum of the counts; None if one of them is None."""
-    found: Any = 0
-    for count in counts:
-        found = metered(found, count)
-    return found
+    nothing: Any = 0
+    return reduce(metered, counts, nothing)
 
 
 def question_prompt(tokenizer: Tokenizer, question: Question) -> Prompt:

@@ -136,7 +136,8 @@ class AdaptedIdSession(AdaptedSession):
             else:
                 self._ids = prompt_ids(self.own, before.messages)
         except UsageError as error:
-            raise CloudRejected(f"The cloud model cannot read the prompt: {error}") from error
+            said = f"The cloud model cannot read the prompt: {error}"
+            raise CloudRejected(said, own=True) from error
         self._session = self._adapter.cloud.open(Prompt(tuple(self._ids), before.messages))
 
     def request(self, consult: WordConsult, deadline: float) -> Future[Completion]:
