@@ -144,9 +144,32 @@ def write_transformer(
     sampling: Mapping[str, float] | None = None,
 ) -> Path:
     """A llama with random weights, its matrices in q4_0 if `packed`; `sampling` is metadata."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = _llama(path, vocabulary, context)
     for name, value in (sampling or {}).items():
         writer.add_float32(f"general.sampling.{name}", value)
+    tensors = _transformer(np.random.default_rng(seed), len(vocabulary.tokens))
+    return finish(writer, vocabulary, _packed(tensors) if packed else tensors, path)
+
+
+def write_saying(path: Path, text: str, *, context: int = 4096) -> Path:
+    """A llama that answers `text`, whatever it is asked: one token, and the end."""
+    plain = byte_level()
+    said = "".join(byte_letters()[byte] for byte in text.encode())
+    kinds = [*plain.kinds, gguf.TokenType.NORMAL]
+    vocabulary = replace(plain, tokens=[*plain.tokens, said], kinds=kinds)
+    tensors = {
+        name: np.zeros_like(one) if one.ndim == 2 else one
+        for name, one in _transformer(np.random.default_rng(0), len(vocabulary.tokens))
+    }
+    held, head = tensors["token_embd.weight"], tensors["output.weight"]
+    held[:, 0] = head[-1, 0] = 1
+    held[-1] = np.eye(WIDTH, dtype=np.float32)[1]
+    head[vocabulary.tokens.index(TURN), 1] = 1
+    return finish(_llama(path, vocabulary, context), vocabulary, iter(tensors.items()), path)
+
+
+def _llama(path: Path, vocabulary: Vocabulary, context: int) -> gguf.GGUFWriter:
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(context)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
@@ -156,8 +179,7 @@ def write_transformer(
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_dimension_count(WIDTH // HEADS)
     writer.add_vocab_size(len(vocabulary.tokens))
-    tensors = _transformer(np.random.default_rng(seed), len(vocabulary.tokens))
-    return finish(writer, vocabulary, _packed(tensors) if packed else tensors, path)
+    return writer
 
 
 def finish(writer: gguf.GGUFWriter, vocabulary: Vocabulary, tensors: Tensors, path: Path) -> Path:

@@ -16,6 +16,8 @@ from tests.cli.conftest import Edgewise, sentence
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict
 
 PROMPT = "Where in the world is Honduras?"
+BOTH = "for up to 7% of the tokens, and to write 12% of the answers whole"
+COMMANDS = ("run", "chat", "serve", "try", "doctor")
 
 
 def replaces_all(asked: Asked) -> Verdict:
@@ -46,6 +48,18 @@ def test_doctor_says_what_it_can_do(edgewise: Edgewise, reader: ChatReader) -> N
     done = edgewise("doctor", "--cloud", reader.url)
     assert "passages" in done.out
     assert not reader.asked
+
+
+def test_doctor_says_what_it_does_not_measure(edgewise: Edgewise, reader: ChatReader) -> None:
+    """Seen: a price was taken, and no line was about it."""
+    price = ("--price", "1,0.1,8")
+    told = edgewise.json("doctor", "--cloud", reader.url, *price)
+    consult = next(one for one in told["checks"] if one["name"] == "consult")
+    assert consult["status"] == "ok"
+    assert "not measured" in consult["detail"]
+    assert "price" in consult["detail"]
+    last = edgewise("doctor", "--cloud", reader.url, *price).out.splitlines()[-1]
+    assert last.startswith("Next: edgewise try")
 
 
 def test_one_that_cannot_read_is_said_to(
@@ -80,6 +94,15 @@ def test_a_whole_answer_is_told(edgewise: Edgewise, reader: ChatReader) -> None:
     assert "whole answer" in done.err
 
 
+def test_a_share_of_one_answer_is_refused(edgewise: Edgewise, reader: ChatReader) -> None:
+    """Seen: it was taken, and no answer was ever the cloud's."""
+    told = edgewise.refusal("run", PROMPT, "--cloud", reader.url, "--escalate", "10%")
+    assert "--escalate" in told
+    assert "chat, serve or try" in told
+    assert not reader.bodies
+    assert edgewise("run", PROMPT, "--cloud", reader.url, "--escalate", "0%").out
+
+
 def test_the_cloud_alone_answers_whole(edgewise: Edgewise, reader: ChatReader) -> None:
     done = edgewise("run", PROMPT, "--cloud", reader.url, "--cloud-share", "100%")
     assert done.out.strip() == "A whole answer."
@@ -105,6 +128,40 @@ def test_try_shows_what_a_reader_does(
     texts = {name: one["text"] for name, one in answers.items()}
     assert texts["cloud"] == "A whole answer."
     assert texts["pair"].startswith("It is in Central America.")
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "asked"),
+    [
+        *((one, "--escalate 100%", "to write every answer whole") for one in COMMANDS),
+        *((one, "--cloud-share 7% --escalate 12%", BOTH) for one in COMMANDS if one != "run"),
+        ("run", "", "rewrite their sentences, for up to 10% of the tokens"),
+        ("run", "--cloud-share 100%", "to write every answer whole"),
+        ("run", "--cloud-share 0% --escalate 100%", "for up to 0% of the tokens"),
+    ],
+)
+def test_each_command_says_what_it_is_asked(
+    edgewise: Edgewise,
+    reader: ChatReader,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    flags: str,
+    asked: str,
+) -> None:
+    """Seen: it was said to write no tokens, and wrote the answer."""
+    monkeypatch.setattr("edgewise.listening.server.Listener.listen", ended)
+    own = {"run": (PROMPT,), "try": ("-", "--max-tokens", "8"), "serve": ("--port", "0")}
+    stdin = {"chat": b"/share\n", "try": PROMPT.encode()}.get(command, b"")
+    cloud = ("--cloud", reader.url, *flags.split())
+    done = edgewise(command, *own.get(command, ()), *cloud, stdin=stdin)
+    told = [line for line in (done.out + done.err).splitlines() if " asked " in line]
+    assert len(told) == 1
+    assert asked in told[0]
+    assert ("whole" in told[0]) is ("whole" in asked)
+    assert "no tokens" not in done.out + done.err
+
+
+async def ended(_: object) -> None: ...
 
 
 def test_try_bills_the_cloud_alone_by_its_own_count(
@@ -205,6 +262,33 @@ def test_a_providers_key_goes_to_its_host_unless_a_file_names_the_cloud(
     asked = {body["model"] for body in reader.bodies}
     assert asked == (set() if named == "file" else {"gpt-5-mini"})
     assert "sk-secret" not in done.err + done.out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tune pocketqa --limit 20",
+        "train pocketqa --limit 20 --calibration 5 --out made",
+        "bench frontier pocketqa --questions 2 --calibration 2",
+        "eval pocketqa --limit 3 --calibration 1 --systems edge,cloud,static",
+        "eval pocketqa --limit 3 --calibration 1 --systems edge,cloud,verify,exact",
+        "eval pocketqa --limit 3 --calibration 1 --router entropy",
+    ],
+)
+def test_what_needs_tokens_of_it_is_refused(
+    edgewise: Edgewise, reader: ChatReader, command: str
+) -> None:
+    """Seen: thresholds were stored that had been measured on the edge alone."""
+    told = edgewise(*command.split(), "--cloud", reader.url, code=2).err
+    assert "writes no tokens" in told
+    assert not reader.asked
+
+
+def test_an_evaluation_leaves_out_what_nobody_named(edgewise: Edgewise, reader: ChatReader) -> None:
+    cloud = ("--cloud", reader.url, "--router", "auto")
+    told = edgewise.json("eval", "pocketqa", "--limit", "3", "--calibration", "1", *cloud)
+    systems = {one["system"] for one in told["systems"]}
+    assert systems == {"edge", "cloud", "query-level", "verify, served"}
 
 
 @pytest.mark.parametrize("of_file", ["cloud = 'gpt-5-mini'", "cloud-key = 'theirs'"])

@@ -341,7 +341,7 @@ class Conversation:
 def _dial(pair: Pair) -> str:
     policy = pair.policy
     if pair.cloud is not None and pair.cloud.reads_passages:
-        return f"{render.READS}, for up to {100 * (policy.cloud_share or 0):g}% of the tokens"
+        return render.reads(policy, pair.settings.escalate)
     if policy.verify == "exact":
         return "to verify every token, and write each that is not its own"
     if policy.cloud_share is None:

@@ -92,14 +92,13 @@ def doctor(chosen: Settings, json: options.Json = False) -> None:
             status = Text(check.status, _COLOURS[check.status])
             table.add_row(status, check.name, Text(render.printable(detail)))
         render.show(table)
-        if examined.advice is not None:
+        if examined.next is not None:
             render.out.print()
-            for name, text in zip(
-                ("Speed", "Cost", "Advice"), examined.advice.sentences, strict=True
-            ):
+            told = examined.advice.sentences if examined.advice else ()
+            for name, text in zip(("Speed", "Cost", "Advice"), told, strict=False):
                 line = f"{name}: {text}.".replace("..", ".")
                 render.out.print(line, soft_wrap=not render.out.is_terminal)
-            render.out.print("Next: edgewise eval QUESTIONS.jsonl says how right it is on yours")
+            render.out.print(f"Next: {examined.next}")
     if any(check.status == "fail" for check in checks):
         raise typer.Exit(1)
 
@@ -116,6 +115,7 @@ class _Doctor:
         self._cloud: CloudModel | None = None
         self._pace: CloudPace | None = None
         self.advice: Advice | None = None
+        self.next: str | None = None
 
     def checks(self) -> Iterator[Check]:
         """Run the checks in order and yield them; skip those that need a missing part."""
@@ -141,8 +141,7 @@ class _Doctor:
             yield Check("vocabulary", "ok", kind + cloud.vocabulary_check)
             if cloud.id_engine is not None:
                 yield _cloud_engine(cloud.id_engine)
-            if not cloud.reads_passages:
-                yield self._guarded("consult", lambda: self._measure(cloud, edge))
+            yield self._guarded("consult", lambda: self._measure(cloud, edge))
             if self._pace is not None and is_url(opening.cloud_address(self._chosen)):
                 yield _cache(self._pace)
         yield self._guarded("what leaves the device", lambda: _leaves(self._chosen))
@@ -197,12 +196,20 @@ class _Doctor:
             return Check("verification", "ok", f"off: a router asks; this cloud {able} verify")
         self._router = opening.open_router(self._chosen, edge)
         if isinstance(reader := self._cloud, ReaderCloud):
+            asked = render.reads(opening.make_policy(self._chosen, {}), self._chosen.escalate)
             took = f"{reader.seconds:.1f} s for a verdict"
-            return Check("verification", "ok", f"it is asked {render.READS}: {took}")
+            return Check("verification", "ok", f"it is asked {asked}: {took}")
         return Check("verification", "ok", f"{verify}: the cloud reads every token of the edge's")
 
     def _measure(self, cloud: CloudModel, edge: EdgeModel) -> Check:
-        """Measure some consults (requests to the cloud model), and derive the advice from them."""
+        """Measure some consults (requests to the cloud model), and derive the advice from them.
+
+        Where the cloud reads passages nothing is measured.
+        """
+        if cloud.reads_passages:
+            self.next = "edgewise try PROMPTS shows on yours what it takes, costs and mends"
+            text = "speed, and cost by --price, are not measured for a cloud that reads"
+            return Check("consult", "ok", text)
         chosen, local = self._chosen, not is_url(opening.cloud_address(self._chosen))
         share = opening.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
         lines = (0,) if local else _LINES
@@ -224,6 +231,7 @@ class _Doctor:
             self.advice = self._decoded(conditions, cloud, edge, *self._router)
         else:
             self.advice = advise(conditions, price=self._price, local=local)
+        self.next = "edgewise eval QUESTIONS.jsonl says how right it is on yours"
         first = f"{1000 * pace.first:.1f} ms at first, {pace.prompt} tokens to read"
         warm = f"{1000 * pace.consult:.1f} ms warm"
         if pace.verify is not None:

@@ -21,6 +21,7 @@ from rich.text import Text
 from edgewise.errors import Fault
 from edgewise.events import AnswerCost, Consult, Event, Finished, Timing, Token, Usage
 from edgewise.loop.generation import Generation
+from edgewise.loop.policy import Policy
 from edgewise.pair import Pair
 from edgewise.settings import Settings
 
@@ -180,6 +181,21 @@ def warn_of_toy(edge: str, prompt: str) -> None:
         )
 
 
+def reads(policy: Policy, escalate: float | None) -> str:
+    """Return what a cloud model that reads passages is asked; `escalate` is the setting."""
+    percent, whole = 100 * (policy.cloud_share or 0.0), escalate if policy.asks else None
+    if percent == 100 or whole == 1:
+        return "to write every answer whole"
+    told = f"to check passages and rewrite their sentences, for up to {percent:g}% of the tokens"
+    return f"{told}, and to write {100 * whole:g}% of the answers whole" if whole else told
+
+
+def note_of_reading(pair: Pair) -> None:
+    """Note what the cloud model is asked, if it reads passages."""
+    if pair.cloud is not None and pair.cloud.reads_passages:
+        note(f"{pair.cloud.name} is asked {reads(pair.policy, pair.settings.escalate)}")
+
+
 def summary(answer: Finished, tokens: Sequence[Token], pair: Pair) -> str:
     """Return the line to print below an answer: each model's tokens, time, cloud share, cost."""
     cloud, share = pair.cloud, pair.policy.cloud_share
@@ -215,10 +231,6 @@ _HELD_BACK = {
     "reasoning": "the cloud cannot go on inside a block of reasoning",
 }
 """Why a consult that the router wanted was not made, by `Token.reason`."""
-
-
-READS = "to check passages and rewrite their sentences"
-"""The words for what a cloud model does whose API can only read passages, not continue a text."""
 
 
 def _verified(usage: Usage, tokens: Sequence[Token], cloud: str, share: float | None) -> str:

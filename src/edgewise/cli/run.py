@@ -72,6 +72,12 @@ def run(
     """
     if no_template and system:
         raise UsageError("--no-template and --system exclude each other; give one.")
+    if chosen.escalate is not None and 0 < chosen.escalate < 1:
+        raise UsageError(
+            f"{100 * chosen.escalate:g}% chooses among many answers, and run gives one",
+            hint="give 100%, or ask in chat, serve or try, which count over their answers",
+            setting="escalate",
+        )
     require_text("The system message", system or "")
     schema = _schema(json_schema) if json_schema else None
     text = _read(prompt)
@@ -79,8 +85,7 @@ def run(
         pair = stack.enter_context(open_pair(chosen, system=system, sent_file=sent_file))
         if not json:
             render.warn_of_toy(chosen.edge, text)
-            if pair.cloud is not None and pair.cloud.reads_passages:
-                render.note(f"{pair.cloud.name} is asked {render.READS}; it writes no tokens")
+            render.note_of_reading(pair)
         asked: str | list[int] = text
         if no_template:
             require_fitting(pair.edge.tokenizer, [text], pair.edge.context)

@@ -81,9 +81,10 @@ def serve(
     ):
         app = make_app(answering, callers=callers, origins=origins, hosts=hosts)
         models = ", ".join(one.name for one in (pair.edge, *pair.clouds))
-        reads = pair.cloud is not None and pair.cloud.reads_passages
-        verifies = f"is asked {render.READS}" if reads else "verifies"
-        models += f"; the cloud {verifies}" if pair.policy.verify != "off" else ""
+        if pair.cloud is not None and pair.cloud.reads_passages:
+            models += f"; the cloud is asked {render.reads(pair.policy, pair.settings.escalate)}"
+        elif pair.policy.verify != "off":
+            models += "; the cloud verifies"
         render.note(f"serving {PAIR} ({models}) at {listening.url} (page, /v1)")
         with log_lines("plain", "warning"):
             logging.getLogger(REQUESTS).setLevel("INFO")

@@ -104,8 +104,7 @@ class ReaderCloud(ApiCloud):
                 self.name,
             )
         self.vocabulary_check = (
-            f"none is needed: as {self.engine.dialect} it checks and rewrites passages, and writes "
-            "no tokens"
+            f"none is needed: as {self.engine.dialect} it checks and rewrites passages"
         )
         return self.vocabulary_check
 

@@ -21,6 +21,7 @@ from edgewise.settings import Settings
 from edgewise_lab.commands import shared
 from edgewise_lab.evaluation.plan import (
     CALIBRATED,
+    OF_READERS,
     OF_ROUTERS,
     SYSTEMS,
     Contender,
@@ -90,11 +91,12 @@ def evaluate(
     )
     require_checks(asked[0])
     shared.tell_of_code(asked)
-    named = router or [chosen.router]
+    routers = router or [chosen.router]
+    named = [one for one in (*routers, *(wanted if systems else ())) if one and one != opening.AUTO]
     kept = f"Answers are in {out}: the same command goes on from there."
     lost = "No answer was kept; with --out FOLDER the next run can go on."
     with shared.resume_hint(kept if out else lost):
-        contenders, table = _compared(chosen, asked, named, shares, out, wanted, workers)
+        contenders, table = _compared(chosen, asked, routers, shares, out, wanted, workers, named)
     if table:
         tell(asked[0], contenders, table, json=json, csv=csv)
 
@@ -116,10 +118,20 @@ def _compared(
     out: Path | None,
     systems: Sequence[str],
     workers: int,
+    named: Sequence[str],
 ) -> tuple[list[Contender], list[Row]]:
-    """Return the routers and all systems' figures; no figures without edge and cloud alone."""
+    """Return the routers and all systems' figures; no figures without edge and cloud alone.
+
+    A cloud that reads passages allows few systems. The others are left out, but raise `UsageError`
+    if they or routers are among `named`, what the user chose.
+    """
     with pair.open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
+        if cloud.reads_passages:
+            for one in named:
+                if one not in OF_READERS:
+                    shared.require_writing(cloud, repr(one))
+            systems = [one for one in systems if one in OF_READERS]
         asked = routers if set(systems).intersection(OF_ROUTERS) else ()
         contenders = contenders_of(asked, chosen, edge, tasks[0], shares)
         bar = progress.add_task("answers", total=None)

@@ -198,6 +198,7 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
         far = url if link is None else link.url
         cloud = connected_cloud(replace(chosen, cloud=far, cloud_hosts=None), edge)
         stack.callback(cloud.close)
+        shared.require_writing(cloud, "a router")
         yield _Opened(edge, cloud, near, link, pace, larger)
 
 

@@ -149,6 +149,16 @@ def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
     return cloud
 
 
+def require_writing(cloud: CloudModel, what: str) -> None:
+    """Raise `UsageError`, that `what` needs tokens, for a cloud model that reads passages."""
+    if cloud.reads_passages:
+        raise UsageError(
+            f"{cloud.name!r} reads passages and writes no tokens, as {what} needs",
+            hint="name a cloud that continues text",
+            setting="cloud",
+        )
+
+
 def figures_tables(title: str, table: Sequence[Row], main: str | None = None) -> None:
     """Print tables of every system's accuracy, by lenient and strict grading, and of its costs.
 

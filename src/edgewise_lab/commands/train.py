@@ -121,6 +121,7 @@ def _trained(
     price = price_of(chosen.price) if chosen.price else None
     with open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
+        shared.require_writing(cloud, "a router")
         if stage != "calibrate" or not (out / MANIFEST).exists():
             # Thresholds need the checkpoint alone, and are set anew on another build.
             lock_folder(out, manifest(*tasks, edge, cloud))

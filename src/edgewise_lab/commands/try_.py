@@ -134,6 +134,8 @@ def try_(
     _tell_where(chosen, len(task.questions))
     with open_pair(chosen) as pair:
         edge, cloud = pair.both()
+        if not json:
+            render.note_of_reading(pair)
         require_room(task, edge, cloud)
         price = pair.billing and pair.billing.price
         found: list[SideBySide] = []

@@ -138,6 +138,8 @@ def _tuned(
     progress: Progress,
 ) -> _Tuned:
     edge, cloud = models.both()
+    for one in models.clouds:
+        shared.require_writing(one, "a router")
     require_room(asked, edge, cloud)
     named = replace(chosen, router=opening.chosen_router(chosen, edge))
     router, card = opening.open_router(named, edge)

@@ -57,6 +57,8 @@ CALIBRATED = ("static", *BASELINES)
 """Systems that need a threshold for each cloud share, unless the router's card has it."""
 NO_BASELINES = (EDGE.system, CLOUD.system, *OF_ROUTERS)
 _BOUNDS = (COMMIT_POINT.system, ORACLE.system)
+OF_READERS = (EDGE.system, CLOUD.system, QUERY_LEVEL, VERIFY)
+"""Systems of a cloud that reads passages: it writes no tokens, so no router asks it for any."""
 _ALL = (*NO_BASELINES, *BASELINES, QUERY_LEVEL, VERIFY, EXACT.system, *_BOUNDS)
 SYSTEMS = (*_ALL, PASSAGES)
 """Names of all systems, as `--systems` takes them.
@@ -187,8 +189,7 @@ class Evaluation:
             alone.append(CLOUD)
         yield len(alone), partial(self.alone, alone)
         if self.cloud.reads_passages:
-            # It writes no tokens, so no router asks it for any.
-            systems = {*systems} & {EDGE.system, CLOUD.system, QUERY_LEVEL, VERIFY}
+            systems = {*systems} & {*OF_READERS}
         for one in contenders:
             if "served" in systems:
                 yield len(one.served), partial(self.served, one)
