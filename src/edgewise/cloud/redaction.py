@@ -251,7 +251,10 @@ def filter_of(redact: str | None) -> ContextFilter | None:
 
 
 # Characters without a shape of their own: `letters` leaves them out.
-UNSEEN = re.compile("[\u034f\u115f\u1160\u3164\ufe00-\ufe0f\uffa0]")
+UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
+    "\U000e0000-\U000e0fff]"
+)
 
 _NO_LETTER = re.compile(r"[\W_]+")
 

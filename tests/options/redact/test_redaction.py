@@ -101,6 +101,12 @@ def test_own_words_are_found_in_every_form(form: Form, word: str) -> None:
             context(word, view=view).answer(f"to {normalize(form, word)[:2]}")
 
 
+@pytest.mark.parametrize("unseen", [*"\u180b\u180f\u17b4\u17b5\u2065\ufff0\U000e0100\U000e01ef"])
+def test_what_is_not_shown_hides_no_word(unseen: str) -> None:
+    (told,) = shown(context(f"so Fal{unseen}con, or Anna {unseen}Smith"))
+    assert told == "so <WORD_1>, or <WORD_2>"
+
+
 def test_a_word_known_by_its_surroundings_is_hidden_in_other_forms_too() -> None:
     told = shown(context("password: hunter2x", "so hun\u00adter2x, or hunter\uff12x?"))[1]
     assert "ter2x" not in told
