@@ -91,6 +91,26 @@ def test_words_are_found_whole_however_they_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("word", "written"),
+    [
+        *(("Wei\u00df", one) for one in ("WEISS", "weiss", "wei\u00df", "WEI\u1e9e")),
+        *(("Weiss", one) for one in ("Wei\u00df", "WEISS")),
+        *(("\u0130pek", one) for one in ("ipek", "IPEK", "\u0130PEK", "i\u0307pek")),
+        *(("ipek", one) for one in ("\u0130pek", "IPEK")),
+        *(("i\u0307pek", one) for one in ("\u0130PEK", "i\u0307pek")),
+        *(("I\u015f\u0131k", one) for one in ("I\u015eIK", "\u0131\u015f\u0131k")),
+        ("\u039f\u03b4\u03cc\u03c2", "\u039f\u0394\u038c\u03a3"),
+    ],
+)
+def test_words_are_found_in_any_capitals(tmp_path: Path, word: str, written: str) -> None:
+    (listed := tmp_path / "words.txt").write_text(word, encoding="utf-8")
+    around = "\u1e9e\ufb03 {} \u0130."
+    assert shown(view(f"@{listed}"), around.format(written)) == around.format("<WORD_1>")
+    for longer in (f"x{written}", f"{written}\u00df"):
+        assert shown(view(f"@{listed}"), longer) == longer
+
+
+@pytest.mark.parametrize(
     ("redact", "problem"),
     [
         ("emial", "no class 'emial'.*on, off, or some of card, email"),

@@ -72,6 +72,7 @@ def _address(start: int, written: str) -> Iterator[Span]:
 
 
 _RUN = re.compile(r"\w+")
+_DOTTED_I = str.maketrans("\u0130\u0131", "ii")
 
 _GAP = r"[ .\u00a0\u202f\u2010-\u2013-]"
 _CARD = re.compile(
@@ -295,26 +296,39 @@ class Words:
         # Looked up by their first run of letters, but in scripts that have no spaces.
         self._by_run: dict[str, list[tuple[int, re.Pattern[str]]]] = defaultdict(list)
         self._anywhere: list[re.Pattern[str]] = []
-        for word in (Normal(one).text for one in words):
+        # Capitals may be written otherwise than the letter alone, as Turkish ones are.
+        spelled = (one for word in words for one in (word, word.lower(), word.upper()))
+        for word in dict.fromkeys(_folded(Normal(one).text) for one in spelled):
             run = _RUN.search(word)
             if run is None or any(map(is_unspaced, word)):
                 self._anywhere.append(_pattern(word))
             else:
-                self._by_run[run[0].lower()].append((run.start(), _pattern(word)))
+                self._by_run[run[0]].append((run.start(), _pattern(word)))
 
     def find(self, text: str) -> Iterator[Span]:
-        for run in _RUN.finditer(text) if self._by_run else ():
-            for before, pattern in self._by_run.get(run[0].lower(), ()):
-                match = pattern.match(text, max(0, run.start() - before))
+        folded, places = _folded(text), range(len(text))
+        if len(folded) > len(text):
+            places = [at for at, char in enumerate(text) for _ in _folded(char)]
+        for match in self._matches(folded):
+            yield Span(places[match.start()], places[match.end() - 1] + 1, "WORD")
+
+    def _matches(self, folded: str) -> Iterator[re.Match[str]]:
+        for run in _RUN.finditer(folded) if self._by_run else ():
+            for before, pattern in self._by_run.get(run[0], ()):
+                match = pattern.match(folded, max(0, run.start() - before))
                 if match is not None:
-                    yield Span(match.start(), match.end(), "WORD")
+                    yield match
         for pattern in self._anywhere:
-            for match in pattern.finditer(text):
-                yield Span(match.start(), match.end(), "WORD")
+            yield from pattern.finditer(folded)
+
+
+def _folded(text: str) -> str:
+    """Return `text` without regard to capitals; each of its letters is one letter or more."""
+    return text.translate(_DOTTED_I).casefold()
 
 
 def _pattern(word: str) -> re.Pattern[str]:
     spelled = r"\s{1,8}".join(map(re.escape, word.split()))
     begins = r"(?<!\w)" if _RUN.match(word) and not is_unspaced(word[0]) else ""
     ends = r"(?!\w)" if _RUN.match(word[-1]) and not is_unspaced(word[-1]) else ""
-    return re.compile(f"{begins}{spelled}{ends}", re.IGNORECASE)
+    return re.compile(f"{begins}{spelled}{ends}")
