@@ -20,6 +20,7 @@ MOST_FOUND = 10_000
 
 _LONGEST = 80  # characters of the longest placeholder, however it is written
 _ANYWHERE = 8  # characters of a word that is found inside of others, too
+_DEEPEST = 32  # parentheses within each other in an address of Markdown's
 _SHORTEST = 3  # characters of a word that is looked for again where no detector sees it
 
 _OPENS, _CLOSES = r"(?:<|\uff1c|&lt;)", r"(?:>|\uff1e|&gt;)"
@@ -29,8 +30,9 @@ _BETWEEN = r"(?:\\?[\s_-]){0,3}"
 _CALL = re.compile(
     r"""(?imx) <[|\uff5c]?(?:\w{1,24}[:_\u2581.-])?(?:tool|function|invoke|call|python_tag)\W?
     | \[TOOL_CALLS\] | \bto=functions\. | ```\s?tool | ^\s{0,9}action(?:\ input)?:
-    | ^\s{0,9}\[\w{1,99}\(
-    | "(?:arguments|parameters|args|params|tool_input|action_input)"\s{0,9}:"""
+    | ^\s{0,9}\[[\w.]{1,99}\(
+    | "(?:arguments|parameters|args|params|tool|tool_input|action_input)"\s{0,9}:
+    | "input"\s{0,9}:(?=\s{0,9}\{)"""
 )
 """Beginnings of tool calls, as models write them and as agents read them."""
 
@@ -46,15 +48,16 @@ pre q reasoning s samp section small span strong sub summary sup table tbody td 
 thinking title tr u ul var
 """
 _OF_TEXT = frozenset(_NAMES.split())  # elements that no agent reads as a call
-_ADDRESS = re.compile(r"(?i)(?:\\?/){2}|www\.")
+_ADDRESS = re.compile(r"(?i)(?:\\?/){2}|www\.|<[a-z][\w+.-]{1,30}:|[a-z][\w+.-]{1,30}:[\w./\\[@%]")
 _TAG = re.compile(
     r"(?i)<[a-z][\w.:-]*+[\s/](?:[^>\"']|\"[^\"]*+\"|'[^']*+')*+(?:[\"'][^\"']*\Z)?(>?)"
 )
 _LINKS = [
-    (re.compile(begins, re.IGNORECASE), end)
-    for begins, end in ((r"\]\(", ")"), (r"\](?:\(|:\s{0,9})<", ">"), (r"\burl\(", ")"))
+    (re.compile(r"(?i)\]\(|\burl\("), re.compile(r"(?s)\\.|[()]")),
+    (re.compile(r"\](?:\(|:)[\s>]*+<"), re.compile(r"(?s)\\.|>")),
+    (re.compile(r"\]:[\s>]*+(?=[^<])"), re.compile(r"\s")),
 ]
-"""What begins an address in Markdown and CSS, and what ends it."""
+"""What begins an address in Markdown and CSS, and the signs that may end it."""
 
 _VALUE = re.compile(r"[\s/\"'][\w:-]+\s{0,9}=\s{0,9}([\"'])")
 _PARTS = re.compile(r"[/\\&:]")
@@ -195,8 +198,8 @@ def _told(text: str) -> Iterator[str]:
     run = "" if text[-1:].isspace() else "".join(text.split()[-1:])
     if _ADDRESS.search(run):
         yield run
-    for begins, end in _LINKS:
-        yield from _open(text, begins, lambda one, end=end: _follows(one, end))
+    for begins, signs in _LINKS:
+        yield from _open(text, begins, lambda one, signs=signs: _leaves(one, signs))
     yield from (one[0] for one in _TAG.finditer(text) if not one[1] and "=" in one[0])
     yield from _open(
         text, _VALUE, lambda one: _follows(one, one[1]) or not _PARTS.search(text, one.end())
@@ -221,11 +224,16 @@ def _is_over(sign: re.Match[str]) -> bool:
     """Return whether a tool call has ended; False for forms that do not show it."""
     if sign[0].lower() == "<tool_call>":
         return _follows(sign, _CALL_ENDS)
+    return sign[0][0] == '"' and _leaves(sign, _JSON)
+
+
+def _leaves(one: re.Match[str], signs: re.Pattern[str]) -> bool:
+    """Return whether more is closed than opened behind `one`; False where it is nested deeply."""
     depth = 0
-    for one in _JSON.finditer(sign.string, sign.end()) if sign[0][0] == '"' else ():
-        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(one[0], 0)
-        if depth < 0:
-            return True
+    for sign in signs.finditer(one.string, one.end()):
+        depth += 1 if sign[0] in "{[(" else -1 if sign[0] in "}])>" or sign[0].isspace() else 0
+        if not 0 <= depth <= _DEEPEST:
+            return depth < 0
     return False
 
 
