@@ -234,6 +234,12 @@ DRAWINGS = {
     "3. c\n\n4. d": '<ol start="3"><li>c</li><li>d</li></ol>',
     "> a\n> - b": "<blockquote><p>a</p><ul><li>b</li></ul></blockquote>",
     "```py\nx = *1*\n\n```\nz": '<pre tabindex="0"><code>x = *1*\n\n</code></pre><p>z</p>',
+    "```print(1)```\n*z*": "<p><code>print(1)</code>\n<em>z</em></p>",
+    "a\n``` b ``` c\nd": "<p>a\n<code> b </code> c\nd</p>",
+    "~~~a`b\nx\n~~~~ \nz": '<pre tabindex="0"><code>x\n</code></pre><p>z</p>',
+    "````\nx\n```\n````y\n  `````\nz": (
+        '<pre tabindex="0"><code>x\n```\n````y\n</code></pre><p>z</p>'
+    ),
     "```\nopen": '<pre tabindex="0"><code>open</code></pre>',
     "# a #b\n---\n####### c": "<h4>a #b</h4><hr><p>####### c</p>",
     TABLE: '<div class="scroll" tabindex="0"><table><thead><tr><th>a</th><th>b</th></tr></thead>'

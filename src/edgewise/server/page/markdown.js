@@ -4,7 +4,7 @@
 import { el } from "./dom.js";
 
 const DEEPEST = 8; // lists and quotes in each other
-const FENCE = /^ {0,3}(`{3,}|~{3,})/;
+const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})/;
 const HEADING = /^ {0,3}(#{1,6})[ \t]+/;
 const RULE = /^ {0,3}([-*_])([ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?/;
@@ -58,8 +58,9 @@ export function markdown(text, leaf) {
   }
 
   function code(lines, at, fence) {
+    const closes = (line) => line.startsWith(fence) && !line.replaceAll(fence[0], "");
     let end = at + 1;
-    while (end < lines.length && !said(lines[end]).trimStart().startsWith(fence)) end += 1;
+    while (end < lines.length && !closes(said(lines[end]).trim())) end += 1;
     const body = lines.slice(at + 1, end).map((line) => leaf(line.start, Math.min(line.end + 1, text.length)));
     return [el("pre", { tabindex: 0 }, el("code", {}, body)), end + 1];
   }
