@@ -340,6 +340,19 @@ def test_a_local_conversation_stays_local_until_a_new_one(page: Page) -> None:
     expect(page.locator(".text .cloud")).not_to_have_count(0)
 
 
+def test_a_chat_that_is_kept_here_stops_what_is_written(page: Page) -> None:
+    """The running answer asks the cloud, and the page says that nothing leaves from here on."""
+    hold(page)
+    begin(page, "tin")
+    say(page, token(0, "Tin "))
+    expect(page.locator(".answer .text")).to_contain_text("Tin")
+    page.get_by_role("button", name=re.compile("^Keep")).click()
+    expect(page.locator("#local-note")).to_contain_text("leaves this device")
+    expect(page.get_by_text("Stopped.")).to_be_visible()
+    done(page)
+    expect(page.locator(".answer .text")).to_contain_text("Tin")
+
+
 def test_markup_stays_text(page: Page) -> None:
     reply(page, [token(0, INJECTED, edge=[candidate(INJECTED)]), END])
     ask(page, INJECTED)

@@ -108,6 +108,8 @@ export function listen() {
   });
   byId("local").addEventListener("click", () => {
     if (fixed()) return;
+    // What is being written was asked for with the cloud.
+    stop();
     state.conversation.local = !state.conversation.local;
     changed();
   });
