@@ -28,7 +28,7 @@ from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.gateway.running import Running, gateway
 from tests.server.conftest import browser
-from tests.server.page_asking import COMPOSING, PATIENCE, ask, ask_example, compose
+from tests.server.page_asking import COMPOSING, PATIENCE, ask, ask_example, begin, compose, done
 
 __all__ = ["browser"]  # a fixture
 
@@ -343,6 +343,43 @@ def test_a_key_is_kept_in_its_tab_alone_and_forgotten(browser: Browser, tmp_path
         page.get_by_label("Cloud share").fill("30")
         ask(page, SUM)
         expect(page.locator(".problem")).to_contain_text("the edge wrote instead")
+        context.close()
+
+
+CONSULTS_LOST = """
+const { send } = WebSocket.prototype;
+WebSocket.prototype.send = function (frame) {
+  // The second byte is the frame's kind.
+  if (frame[1] !== 3) send.call(this, frame);
+};
+"""
+
+
+def begin_a_consult(page: Page) -> None:
+    page.get_by_label("Cloud share").fill("30")
+    begin(page, SUM)
+    expect(page.locator("#sent-rows td:nth-child(2)")).to_have_text("1")
+
+
+def test_a_key_that_was_forgotten_is_not_used_again(browser: Browser, tmp_path: Path) -> None:
+    """Not by the answer that is being written either: this device goes on alone."""
+    keys = tmp_path / "keys.json"
+    secret = add_key(keys, "phone")
+    with serving(keys) as running:
+        context = browser.new_context()
+        context.add_init_script(CONSULTS_LOST)
+        page = open_page(context, running.url, f"/page/#key={secret}")
+        sockets: list[str] = []
+        page.on("websocket", lambda socket: sockets.append(socket.url))
+        begin_a_consult(page)
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_role("button", name="Forget").click()
+        expect(page.locator("#kept")).not_to_be_empty()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Disconnect").click()
+        done(page)
+        expect(page.locator(".caption")).to_contain_text("All by this device")
+        assert len(sockets) == 1
         context.close()
 
 

@@ -90,9 +90,9 @@ async function use(file, name, id) {
   say(status === 401 ? alone() : "Ready.");
 }
 
-/** A gateway for this edge and this key; the one before is closed. */
+/** A gateway for this edge and this key. The one before sends nothing more: an answer under way goes on alone. */
 function connect() {
-  state.gateway?.close();
+  state.gateway?.disconnect();
   state.gateway = new Gateway(location.href, state.edge, { key: key(), onSent: left });
   if (state.disconnected) state.gateway.disconnect();
   state.breaker = new Breaker();
