@@ -383,6 +383,24 @@ def test_a_key_that_was_forgotten_is_not_used_again(browser: Browser, tmp_path: 
         context.close()
 
 
+def test_disconnected_in_a_consult_nothing_more_leaves(
+    context: BrowserContext, served: str
+) -> None:
+    """No question why the consult failed, nor whether another key is taken."""
+    context.add_init_script(CONSULTS_LOST)
+    page = open_page(context, served)
+    begin_a_consult(page)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.get_by_role("button", name="Disconnect").click()
+    done(page)
+    expect(page.locator(".caption")).to_contain_text("All by this device")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_role("button", name="Forget").click()
+    expect(page.locator("#kept")).not_to_be_empty()
+    assert requests == []
+
+
 BLOCKED = """
 const blocked = { get() { throw new DOMException("Access is denied.", "SecurityError"); } };
 for (const name of ["localStorage", "sessionStorage", "caches"])

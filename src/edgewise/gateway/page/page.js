@@ -107,6 +107,7 @@ function showModels() {
 
 /** Reads what the gateway serves, which it tells nobody without its key. Returns the reply's status, 0 without one. */
 async function askCloud() {
+  if (state.disconnected) return 0;
   state.cloud = "";
   if (state.config.gateway.keys && !key()) return 401;
   const headers = key() ? { Authorization: `Bearer ${key()}` } : {};
