@@ -211,6 +211,25 @@ def test_a_router_without_a_calibration_is_measured_once(page: Page) -> None:
     assert [share for share, _ in starts] == list(SHARES)
 
 
+STOPPED_AT_ONCE = """() => {
+    document.getElementById("ask").requestSubmit();
+    document.getElementById("ask").requestSubmit();
+}"""
+
+
+def test_the_measurement_of_a_router_can_be_stopped(page: Page) -> None:
+    """And is made again: what came of it is not kept. The question does not leave any more."""
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Router").select_option("entropy")
+    page.keyboard.press("Escape")
+    page.get_by_label("Message").fill(SUM)
+    page.evaluate(STOPPED_AT_ONCE)
+    expect(page.locator(".caption")).to_contain_text("It was stopped.")
+    kept = page.evaluate("Object.keys(localStorage)")
+    assert [name for name in kept if name.startswith("edgewise.starts")] == []
+    expect(page.locator("#sent-sum")).to_have_text("nothing")
+
+
 def test_an_answer_says_who_wrote_what(page: Page) -> None:
     """By keyboard alone; the cloud's words are marked, and named in text below."""
     page.get_by_label("Cloud share").focus()

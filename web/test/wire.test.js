@@ -1,7 +1,7 @@
 // What a gateway may do wrong, and what an answer makes of it.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Breaker, Budget, Gateway, Mlp, Policy, routerNamed, stream } from "../src/index.js";
+import { Breaker, Budget, Gateway, Mlp, Policy, ownThresholds, routerNamed, stream } from "../src/index.js";
 import { decode, encode } from "../src/msgpack.js";
 import { PROBES, fingerprint, fromGateway } from "../src/protocol.js";
 
@@ -289,6 +289,15 @@ test("a probe that a stop cuts short makes way for the next", async () => {
   await stopped(stopping, { on, breaker });
   await new Promise(setImmediate);
   assert.ok(breaker.isOpen && breaker.allow());
+});
+
+test("a measurement that is stopped ends, and finds nothing", async () => {
+  const stopping = new AbortController();
+  const on = { ...edge(), promptIds: async () => PROMPT };
+  let tokens = 0;
+  const measuring = ownThresholds(on, routerNamed("max-prob"), () => (tokens++, stopping.abort()), stopping.signal);
+  assert.deepEqual(await measuring, []);
+  assert.equal(tokens, 1);
 });
 
 test("an answer that goes round in circles is cut", async () => {

@@ -135,7 +135,7 @@ async function measured(edge, name, asks) {
   const found = state.routers.get(name);
   if (asks && !found.thresholds.length) {
     say("The model answers a few short prompts, once, to set the router's threshold.");
-    found.thresholds = await startsOf(edge, name, found.router, state.id, progress);
+    found.thresholds = await startsOf(edge, name, found.router, state.id, progress, state.running.signal);
     progress(null);
   }
   return found;
