@@ -62,10 +62,12 @@ def test_doctor_says_what_it_does_not_measure(edgewise: Edgewise, reader: ChatRe
     assert last.startswith("Next: edgewise try")
 
 
+@pytest.mark.parametrize("probed", [(2, None), (1, None), (2, "Two and two are four.")])
 def test_one_that_cannot_read_is_said_to(
-    edgewise: Edgewise, reader: ChatReader, caplog: pytest.LogCaptureFixture
+    edgewise: Edgewise, reader: ChatReader, caplog: pytest.LogCaptureFixture, probed: Verdict
 ) -> None:
-    reader.probed = (2, None)
+    """Seen: Qwen2.5-Coder-1.5B gives the last, and was refused, also where try would show it."""
+    reader.probed = probed
     edgewise("run", PROMPT, "--cloud", reader.url)
     assert "edgewise try" in caplog.text
 
@@ -200,7 +202,7 @@ def test_only_a_chat_api_answers_whole(edgewise: Edgewise, cloud: str) -> None:
     assert "escalate" in edgewise("doctor", *whole, code=1).out
 
 
-@pytest.mark.parametrize("probed", ["Fine.", (1, None)])
+@pytest.mark.parametrize("probed", ["Fine.", '{"stand": 1}'])
 def test_one_that_gives_no_verdict_is_no_cloud(
     edgewise: Edgewise, reader: ChatReader, probed: Verdict
 ) -> None:

@@ -28,7 +28,7 @@ from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.gateway.running import Running, gateway
 from tests.server.conftest import browser
-from tests.server.page_asking import COMPOSING, PATIENCE, ask, ask_example, compose
+from tests.server.page_asking import COMPOSING, PATIENCE, ask, ask_example, begin, compose, done
 
 __all__ = ["browser"]  # a fixture
 
@@ -211,6 +211,25 @@ def test_a_router_without_a_calibration_is_measured_once(page: Page) -> None:
     assert [share for share, _ in starts] == list(SHARES)
 
 
+STOPPED_AT_ONCE = """() => {
+    document.getElementById("ask").requestSubmit();
+    document.getElementById("ask").requestSubmit();
+}"""
+
+
+def test_the_measurement_of_a_router_can_be_stopped(page: Page) -> None:
+    """And is made again: what came of it is not kept. The question does not leave any more."""
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Router").select_option("entropy")
+    page.keyboard.press("Escape")
+    page.get_by_label("Message").fill(SUM)
+    page.evaluate(STOPPED_AT_ONCE)
+    expect(page.locator(".caption")).to_contain_text("It was stopped.")
+    kept = page.evaluate("Object.keys(localStorage)")
+    assert [name for name in kept if name.startswith("edgewise.starts")] == []
+    expect(page.locator("#sent-sum")).to_have_text("nothing")
+
+
 def test_an_answer_says_who_wrote_what(page: Page) -> None:
     """By keyboard alone; the cloud's words are marked, and named in text below."""
     page.get_by_label("Cloud share").focus()
@@ -344,6 +363,61 @@ def test_a_key_is_kept_in_its_tab_alone_and_forgotten(browser: Browser, tmp_path
         ask(page, SUM)
         expect(page.locator(".problem")).to_contain_text("the edge wrote instead")
         context.close()
+
+
+CONSULTS_LOST = """
+const { send } = WebSocket.prototype;
+WebSocket.prototype.send = function (frame) {
+  // The second byte is the frame's kind.
+  if (frame[1] !== 3) send.call(this, frame);
+};
+"""
+
+
+def begin_a_consult(page: Page) -> None:
+    page.get_by_label("Cloud share").fill("30")
+    begin(page, SUM)
+    expect(page.locator("#sent-rows td:nth-child(2)")).to_have_text("1")
+
+
+def test_a_key_that_was_forgotten_is_not_used_again(browser: Browser, tmp_path: Path) -> None:
+    """Not by the answer that is being written either: this device goes on alone."""
+    keys = tmp_path / "keys.json"
+    secret = add_key(keys, "phone")
+    with serving(keys) as running:
+        context = browser.new_context()
+        context.add_init_script(CONSULTS_LOST)
+        page = open_page(context, running.url, f"/page/#key={secret}")
+        sockets: list[str] = []
+        page.on("websocket", lambda socket: sockets.append(socket.url))
+        begin_a_consult(page)
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_role("button", name="Forget").click()
+        expect(page.locator("#kept")).not_to_be_empty()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Disconnect").click()
+        done(page)
+        expect(page.locator(".caption")).to_contain_text("All by this device")
+        assert len(sockets) == 1
+        context.close()
+
+
+def test_disconnected_in_a_consult_nothing_more_leaves(
+    context: BrowserContext, served: str
+) -> None:
+    """No question why the consult failed, nor whether another key is taken."""
+    context.add_init_script(CONSULTS_LOST)
+    page = open_page(context, served)
+    begin_a_consult(page)
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.get_by_role("button", name="Disconnect").click()
+    done(page)
+    expect(page.locator(".caption")).to_contain_text("All by this device")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_role("button", name="Forget").click()
+    expect(page.locator("#kept")).not_to_be_empty()
+    assert requests == []
 
 
 BLOCKED = """

@@ -232,6 +232,7 @@ export class Gateway {
       // A browser does not tell a page why; a request to /v1/models does.
       socket.onclose = socket.onerror = () => refuse(unavailable("The gateway cannot be reached, or refused."));
       socket.onopen = () => {
+        if (!this.#allowed) return refuse(unavailable("The cloud is disconnected."));
         const frame = frames.open(this.#vocabulary.tokenizer, this.#session);
         this.#onSent({ kind: "open", ids: 0, bytes: frame.length });
         socket.send(frame);

@@ -39,6 +39,11 @@ export class Breaker {
     this.#probing = false;
   }
 
+  /** Another may go: the probe says nothing of the link. */
+  probeCancelled() {
+    this.#probing = false;
+  }
+
   /**
    * `silent` where the answer waited until the deadline: one such failure opens the breaker.
    * Only the `probe` itself ends that and doubles the pause: others were sent before it.

@@ -127,5 +127,5 @@ export interface Options {
   signal?: AbortSignal;
 }
 export function stream(prompt: number[], options: Options): AsyncGenerator<TokenEvent | ConsultEvent | FinishedEvent>;
-export function ownThresholds(edge: Edge, router: Router, onPart?: (done: number) => void): Promise<[number, number][]>;
+export function ownThresholds(edge: Edge, router: Router, onPart?: (done: number) => void, signal?: AbortSignal): Promise<[number, number][]>;
 export function thresholdAt(thresholds: [number, number][], share: number): number;

@@ -86,6 +86,7 @@ class Answer {
   /** One token by the edge, or a consult and its first token. */
   async *advance() {
     const read = await this.read();
+    if (this.signal?.aborted) return;
     let { ask, reason } = this.policy.decide(read.score, this.budget);
     ask = Math.min(ask, this.maxTokens - this.index);
     if (ask) {
@@ -95,6 +96,7 @@ class Answer {
         yield await this.writeCloud("critical", read);
         return;
       }
+      if (this.signal?.aborted) return;
       reason = outcome.reason;
     }
     yield await this.write(read.id, "edge", reason, { read, logprob: read.logprob });
@@ -136,6 +138,10 @@ class Answer {
         return completion;
       },
       (error) => {
+        const stopped = this.signal?.aborted;
+        // A stop says nothing of the link.
+        if (stopped && probe) breaker.probeCancelled();
+        if (stopped) throw error;
         const late = error.reason === "timeout";
         if (late) latency.timedOut(deadline, { first });
         // A link that could not be made for so long was as silent.
@@ -158,14 +164,17 @@ class Answer {
       return { event: this.report(index, ask, "answered", begun, completion.ids.length) };
     } catch (error) {
       if (!(error instanceof CloudError)) throw error;
+      if (this.signal?.aborted) {
+        this.dropped += ask;
+        return {};
+      }
       // After a timeout the cloud may still write what it was asked for.
       const lost = error.reason === "timeout" ? ask : 0;
       this.budget = policy.charge(this.budget, lost);
       this.counts.calls += 1;
       this.counts.failed += 1;
       this.counts.wasted += lost;
-      const event = { ...this.report(index, ask, error.reason, begun, 0), message: error.message };
-      return { event, reason: error.reason };
+      return { event: { ...this.report(index, ask, error.reason, begun, 0), message: error.message }, reason: error.reason };
     } finally {
       this.signal?.removeEventListener("abort", stop);
     }
@@ -225,6 +234,6 @@ class Answer {
   }
 
   prefetch() {
-    if (this.gateway && this.policy.mayAsk(this.budget)) this.gateway.prefetch(this.ids);
+    if (this.gateway && !this.signal?.aborted && this.policy.mayAsk(this.budget)) this.gateway.prefetch(this.ids);
   }
 }

@@ -13,18 +13,19 @@ export const PROMPTS = [
 ];
 export const TOKENS = 40;
 
-/** `[share, threshold]` pairs; `onToken` is called with the part that is done. */
-export async function ownThresholds(edge, router, onToken = () => {}) {
+/** `[share, threshold]` pairs, none where `signal` stopped it; `onToken` is called with the part that is done. */
+export async function ownThresholds(edge, router, onToken = () => {}, signal) {
   const scores = [];
   const policy = new Policy({ cloudShare: 0 });
   for (const [number, content] of PROMPTS.entries()) {
     const prompt = await edge.promptIds([{ role: "user", content }]);
     if (prompt.length + TOKENS > edge.context) continue;
-    for await (const event of stream(prompt, { edge, router, policy, maxTokens: TOKENS })) {
+    for await (const event of stream(prompt, { edge, router, policy, maxTokens: TOKENS, signal })) {
       if (event.type !== "token") continue;
       scores.push(event.score);
       onToken((number + (event.index + 1) / TOKENS) / PROMPTS.length);
     }
+    if (signal?.aborted) return [];
   }
   scores.sort((a, b) => a - b);
   return scores.length ? SHARES.map((share) => [share, quantile(scores, 1 - share)]) : [];

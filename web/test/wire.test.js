@@ -1,7 +1,7 @@
 // What a gateway may do wrong, and what an answer makes of it.
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Budget, Gateway, Mlp, Policy, routerNamed, stream } from "../src/index.js";
+import { Breaker, Budget, Gateway, Mlp, Policy, ownThresholds, routerNamed, stream } from "../src/index.js";
 import { decode, encode } from "../src/msgpack.js";
 import { PROBES, fingerprint, fromGateway } from "../src/protocol.js";
 
@@ -236,6 +236,68 @@ test("an answer that is stopped while it waits ends", async () => {
   let last;
   for await (const event of stream(PROMPT, options)) last = event;
   assert.equal(last.finishReason, "stopped");
+});
+
+/** The events of an answer that `stopping` stops; its gateway says nothing. */
+async function stopped(stopping, { on = edge(), breaker = new Breaker(), state = serving(() => null) } = {}) {
+  const gateway = new Gateway("http://127.0.0.1/", vocabulary, { connect: state.connect });
+  const policy = new Policy({ threshold: 0.3, deadline: 0.3 });
+  const options = { edge: on, router: routerNamed("max-prob"), gateway, policy, breaker, maxTokens: 4, signal: stopping.signal };
+  const events = [];
+  for await (const event of stream(PROMPT, options)) events.push(event);
+  gateway.close();
+  return events;
+}
+
+test("who stops an answer that waits is told of no failure, and writes no more", async () => {
+  const stopping = new AbortController();
+  const breaker = new Breaker();
+  setTimeout(() => stopping.abort(), 200);
+  const events = await stopped(stopping, { breaker });
+  assert.deepEqual(events.map(({ type }) => type), ["finished"]);
+  const { finishReason, usage } = events[0];
+  assert.deepEqual([finishReason, usage.edge, usage.failed], ["stopped", 0, 0]);
+  assert.ok(!breaker.isOpen, "that says nothing of the cloud");
+});
+
+test("an answer that is stopped while the edge computes asks nobody", async () => {
+  const stopping = new AbortController();
+  const state = serving(() => null);
+  const on = edge();
+  const { step } = on;
+  on.step = () => (stopping.abort(), step());
+  const events = await stopped(stopping, { on, state });
+  assert.deepEqual(events.map(({ type }) => type), ["finished"]);
+  assert.deepEqual(state.frames.filter(([kind]) => kind === 3), []);
+});
+
+test("an answer that is stopped before it begins sends nothing", async () => {
+  const stopping = new AbortController();
+  const state = serving(() => null);
+  stopping.abort();
+  await stopped(stopping, { state });
+  assert.equal(state.connections, 0);
+});
+
+test("a probe that a stop cuts short makes way for the next", async () => {
+  let now = 0;
+  const breaker = new Breaker(() => now);
+  breaker.failed({ silent: true });
+  const stopping = new AbortController();
+  const on = edge();
+  on.extend = () => stopping.abort();
+  await stopped(stopping, { on, breaker });
+  await new Promise(setImmediate);
+  assert.ok(breaker.isOpen && breaker.allow());
+});
+
+test("a measurement that is stopped ends, and finds nothing", async () => {
+  const stopping = new AbortController();
+  const on = { ...edge(), promptIds: async () => PROMPT };
+  let tokens = 0;
+  const measuring = ownThresholds(on, routerNamed("max-prob"), () => (tokens++, stopping.abort()), stopping.signal);
+  assert.deepEqual(await measuring, []);
+  assert.equal(tokens, 1);
 });
 
 test("an answer that goes round in circles is cut", async () => {

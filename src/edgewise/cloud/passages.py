@@ -132,12 +132,10 @@ def question(
     return [Message("system", _SYSTEM), Message("user", text)]
 
 
-def verdict_of(reply: str, sentences: Sequence[str]) -> Verdict:
-    """Parse a chat model's reply: a JSON object with the fields of a `Verdict` on `sentences`.
+def of_form(reply: str) -> Verdict:
+    """Parse the JSON object in a chat model's reply; text around it is ignored.
 
-    Text around the object is ignored. The replacement gets the blanks around the old sentence.
-    Raises `NothingUsable` if the reply is no verdict, or contradicts itself: for example if it
-    replaces a sentence by the same one, by nothing, or by a text that repeats an accepted one.
+    Raises `NothingUsable` if there is none, or none with exactly the fields of a `Verdict`.
     """
     begin, end = reply.find("{"), reply.rfind("}")
     text = reply[max(begin, 0) : end + 1]
@@ -147,6 +145,17 @@ def verdict_of(reply: str, sentences: Sequence[str]) -> Verdict:
         raise NothingUsable(f"The cloud's verdict is not of the form asked for: {error}.") from None
     if len(json.loads(text, object_pairs_hook=list)) > len(Verdict.__struct_fields__):
         raise NothingUsable("The cloud's verdict contradicts itself (a field is there twice).")
+    return verdict
+
+
+def verdict_of(reply: str, sentences: Sequence[str]) -> Verdict:
+    """Parse a chat model's reply: a JSON object with the fields of a `Verdict` on `sentences`.
+
+    The replacement gets the blanks around the old sentence. Raises `NothingUsable` if the reply is
+    no verdict (see `of_form`), or contradicts itself: for example if it replaces a sentence by the
+    same one, by nothing, or by a text that repeats an accepted one.
+    """
+    verdict = of_form(reply)
     stand, text = verdict.stand, verdict.replacement
     if not 0 <= stand <= len(sentences) or (text is None) != (stand == len(sentences)):
         raise NothingUsable(f"The cloud's verdict contradicts itself ({stand} stand).")

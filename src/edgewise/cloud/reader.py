@@ -23,6 +23,7 @@ from edgewise.cloud.passages import (
     VERSION,
     Verdict,
     in_code,
+    of_form,
     question,
     sentence_ends,
     verdict_of,
@@ -89,15 +90,15 @@ class ReaderCloud(ApiCloud):
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Check that the API gives verdicts: it is sent a passage with an obvious mistake.
 
-        A missed mistake is only logged, as a warning. Returns how the model is used, in words.
-        Raises `VocabularyMismatch` if `tokenizer` is not the edge model's, and a `CloudError`:
-        `CloudRejected` if the reply is no verdict.
+        A missed mistake, or a verdict that contradicts itself, is only logged, as a warning.
+        Returns how the model is used, in words. Raises `VocabularyMismatch` if `tokenizer` is not
+        the edge model's, and a `CloudError`: `CloudRejected` if the reply has not a verdict's form.
         """
         self.require_edge(tokenizer)
         begun = time.monotonic()
-        stand = self.submit(self._probe(), PROBE_SECONDS).result()
+        sees = self.submit(self._probe(), PROBE_SECONDS).result()
         self.seconds = time.monotonic() - begun
-        if stand != _STANDS:
+        if not sees:
             _log.warning(
                 "%r does not see that three and three are not seven, so it may correct badly; "
                 "edgewise try shows what it does to your prompts",
@@ -117,16 +118,20 @@ class ReaderCloud(ApiCloud):
         """
         return await self.engine.complete(TextRequest(messages, "", WRITTEN, schema=SCHEMA), client)
 
-    async def _probe(self) -> int:
+    async def _probe(self) -> bool:
         reply = await self.verdict(question(_ASKED, "", _PROBE))
         try:
-            return verdict_of(reply.text, _PROBE).stand
+            of_form(reply.text)
         except NothingUsable as error:
             raise CloudRejected(
                 f"{self.name!r} gives no verdict on a passage ({error.message.rstrip('.')})",
                 hint="choose another model there",
                 setting="cloud_model",
             ) from error
+        try:
+            return verdict_of(reply.text, _PROBE).stand == _STANDS
+        except NothingUsable:
+            return False
 
 
 class ReaderSession(CloudSession):

@@ -82,14 +82,14 @@ const thresholdsOf = (card) =>
     .map(([share, threshold]) => [Number(share), threshold])
     .sort(([a], [b]) => a - b);
 
-/** Where the threshold of `router` starts beside this edge, by share: measured once, then kept. */
-export async function startsOf(edge, name, router, id, onPart) {
+/** Where the threshold of `router` starts beside this edge, by share: measured once, then kept; none where `signal` stopped it. */
+export async function startsOf(edge, name, router, id, onPart, signal) {
   const key = `edgewise.starts ${name} ${id}`;
   // Changed by hand, it is measured again.
   const kept = allowed(() => JSON.parse(localStorage.getItem(key)));
   if (Array.isArray(kept) && kept.every((pair) => pair?.length === 2 && pair.every((one) => one >= 0 && one <= 1))) return kept;
-  const measured = await ownThresholds(edge, router, onPart);
-  allowed(() => localStorage.setItem(key, JSON.stringify(measured)));
+  const measured = await ownThresholds(edge, router, onPart, signal);
+  if (!signal.aborted) allowed(() => localStorage.setItem(key, JSON.stringify(measured)));
   return measured;
 }
 

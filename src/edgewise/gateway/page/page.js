@@ -90,9 +90,9 @@ async function use(file, name, id) {
   say(status === 401 ? alone() : "Ready.");
 }
 
-/** A gateway for this edge and this key; the one before is closed. */
+/** A gateway for this edge and this key. The one before sends nothing more: an answer under way goes on alone. */
 function connect() {
-  state.gateway?.close();
+  state.gateway?.disconnect();
   state.gateway = new Gateway(location.href, state.edge, { key: key(), onSent: left });
   if (state.disconnected) state.gateway.disconnect();
   state.breaker = new Breaker();
@@ -107,6 +107,7 @@ function showModels() {
 
 /** Reads what the gateway serves, which it tells nobody without its key. Returns the reply's status, 0 without one. */
 async function askCloud() {
+  if (state.disconnected) return 0;
   state.cloud = "";
   if (state.config.gateway.keys && !key()) return 401;
   const headers = key() ? { Authorization: `Bearer ${key()}` } : {};
@@ -134,7 +135,7 @@ async function measured(edge, name, asks) {
   const found = state.routers.get(name);
   if (asks && !found.thresholds.length) {
     say("The model answers a few short prompts, once, to set the router's threshold.");
-    found.thresholds = await startsOf(edge, name, found.router, state.id, progress);
+    found.thresholds = await startsOf(edge, name, found.router, state.id, progress, state.running.signal);
     progress(null);
   }
   return found;
