@@ -336,6 +336,20 @@ def test_what_a_cloud_of_text_declines_to_one_user_pauses_it_for_no_other(
 
 
 @OWN
+def test_what_a_cloud_of_text_declines_is_asked_once_in_an_answer(
+    fault: TextMisdeed | None, sampling: Sampling
+) -> None:
+    """Seen: each further word waited for a refusal, in each answer, where it declined everybody."""
+    with counting(fault) as (decoder, _):
+        for _ in range(FAILURES):
+            answer = decoder.generate(SAID, sampling=sampling)
+            assert answer.text == "one two three four five"
+            assert (answer.usage.cloud_calls, answer.usage.failed_calls) == (1, 1)
+            assert answer.tokens[0].reason == "rejected"
+            assert {one.reason for one in answer.tokens[1:]} == {"circuit_open", "mid_word"}
+
+
+@OWN
 def test_a_probe_that_is_declined_for_what_one_user_asked_makes_way_for_the_next(
     fault: TextMisdeed | None, sampling: Sampling
 ) -> None:

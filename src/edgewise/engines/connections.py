@@ -4,6 +4,7 @@ A proxy from the environment is used for https only, so that it sees nothing but
 """
 
 import asyncio
+import selectors
 import ssl
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -189,7 +190,13 @@ class _Stream(httpcore2.AsyncNetworkStream):
             return self._writer.get_extra_info(info)
         # What comes while nobody asks, be it the end, is no reply to who asks next.
         gone = self._reader.exception() or self._writer.is_closing()
-        return bool(gone or self._last) or self._unasked() is not None
+        return bool(gone or self._last) or self._unasked() is not None or self._unread()
+
+    def _unread(self) -> bool:
+        """Whether something came that the event loop, if it was busy, has not read yet."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._writer.get_extra_info("socket"), selectors.EVENT_READ)
+            return bool(selector.select(0))
 
     def _unasked(self) -> bytes | None:
         """Take a byte of what came unasked, and return it: b"" for the end, None for nothing."""

@@ -166,14 +166,16 @@ class Generation(Iterator[Event]):
         if isinstance(outcome, int):
             self._awaited = outcome, step.detailed(), decision.threshold
         else:
-            self._require_sent(outcome)
+            # Where none is due, as in a word that the prompt begins, nothing was refused.
+            if decision.ask:
+                self._require_sent(outcome)
             self._write(state, step, outcome, step, decision.threshold)
 
     def _require_sent(self, outcome: Reason | Fault) -> None:
         """Raise `CloudError` if no request could be sent, and the edge must not stand in for it."""
         if self._rules.policy.excludes_edge and outcome == "cost":
             raise CloudError("The limits on costs allow no further request to the cloud.")
-        if self._rules.policy.excludes_edge and outcome == "blocked":
+        if self._rules.policy.excludes_edge and outcome in ("blocked", "mid_word"):
             raise Blocked("The context filter allows no further request to the cloud.")
 
     def _verify(self, drafts: Verification) -> None:
@@ -324,6 +326,7 @@ class Generation(Iterator[Event]):
         changed = first is not None and step is not None and first.token != step.token
         self._events += self._consults.events_for(state.index, refused=refused, changed=changed)
         if step is not None:
+            # Of the cloud alone too: it cannot be held to the format, so only the edge keeps it.
             chosen, reason = (first, "critical") if first else (step, BreaksGrammar.reason)
             self._write(state, chosen, reason, step, threshold)
         elif first is not None:

@@ -145,6 +145,7 @@ class CloudConsults:
         self.ignores_breaker = rules.policy.requires_cloud
         self._first, self._closed = True, False
         self._told = False  # whether the breaker knows that the cloud declines this answer
+        self._declined = False  # whether it declined to write for what this answer asks
         self._flights: dict[int, Flight] = {}
 
     def prefetch(self, ids: Sequence[int], budget: Budget) -> None:
@@ -190,8 +191,9 @@ class CloudConsults:
         return flight
 
     def given_up(self, flight: Flight) -> bool:
-        """Whether to give up `flight`: it has no reply, and the breaker is open and not ignored."""
-        return not self.ignores_breaker and self._breaker.is_open and not flight.future.done()
+        """Whether to give up `flight`: it has no reply, and the cloud is not to be asked now."""
+        paused = self._breaker.is_open or self._declined
+        return paused and not self.ignores_breaker and not flight.future.done()
 
     @property
     def alternates(self) -> bool:
@@ -222,7 +224,8 @@ class CloudConsults:
         will have left then. Nothing is sent where costs are limited: how many of these requests are
         wasted depends on the link, and their cost would leave less for the answer's own.
         """
-        allowed = not self._limited and len(self._flights) < FLIGHTS and not self._breaker.is_open
+        paused = self._breaker.is_open or self._declined
+        allowed = not self._limited and len(self._flights) < FLIGHTS and not paused
         if allowed and self._policy.may_ask_for_draft(budget, n, self.counts.unused):
             try:
                 self._send(ids, n)
@@ -253,6 +256,8 @@ class CloudConsults:
                 error.hint, error.setting = "allow a consult more", "deadline"
             self._charge(0 if late else -flight.ask)
             declined = isinstance(error, CloudRejected)
+            # It would decline what follows too, and each refusal is waited for.
+            self._declined |= not flight.verify and _is_own(flight, error)
             if isinstance(error, NothingUsable):
                 self._breaker.succeeded()
             # What is too long for the cloud is declined each time: that says little of others.
@@ -367,7 +372,7 @@ class CloudConsults:
     def _ask_now(self, ids: Sequence[int], n: int, verify: int) -> Flight | Refusal:
         breaker = self._breaker
         # Asked before the meter, which books what the consult may cost.
-        allowed = "yes" if self.ignores_breaker else breaker.allow()
+        allowed = "yes" if self.ignores_breaker else "" if self._declined else breaker.allow()
         if not allowed:
             return "circuit_open"
         if allowed == "probe" and verify:
