@@ -21,7 +21,7 @@ _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,300})"
 _NUMBER = re.compile(
     rf"(?<!\w)(?P<sign>(?<!\))[-−])?[$€£]?(?P<minus>[-−])?(?:(?P<whole>{_DIGITS}) +(?=\d+/\d))?"
     rf"(?P<number>{_DIGITS}(?:\.\d{{1,300}})?|(?<![\w.])\.\d{{1,300}})"
-    r"(?:/(?P<under>\d{1,9})(?![\d/]|\.\d))?"
+    r"(?: ?/ ?(?P<under>\d{1,9})(?!\d| ?/|\.\d))?"
 )
 # "The best answer to this would be", "Answer:", "the correct choice is".
 _CUE = re.compile(
@@ -111,8 +111,7 @@ def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
     names = [_named_as(choice) for choice in choices]
     plain = _unmarked(text)
     found = [*_cued(plain, names), *_called_right(plain, names)]
-    if not found:
-        found = [*_alone(plain, names)] or [*_marked(text, names)]
+    found = found or [*_alone(plain, names)] or [*_marked(text, names)]
     last = max(found, key=lambda one: one[0])[1] if found else set[str]()
     return choices[names.index(last.pop())] if len(last) == 1 else None
 
