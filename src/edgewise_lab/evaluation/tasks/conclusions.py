@@ -66,15 +66,13 @@ def number_in(text: str) -> Fraction | None:
     without such a place, the last number of the reply does.
     """
     text = _readable(text)
-    boxed = [(found.start(), found[1]) for found in re.finditer(r"\\boxed\s*\{([^}\n]*)", text)]
-    text_ends = [
-        (f.start(), f[1]) for f in re.finditer(r"####[ \t]*(\S*\d\S*)[ \t]*(?=\n|$)", text)
-    ]
+    marks = r"\\boxed\s*\{([^}\n]*)", r"####[ \t]*(\S*\d\S*)[ \t]*(?=\n|$)"
+    marked = [(f.start(), f[1]) for mark in marks for f in re.finditer(mark, text)]
     # Marks go by as many spaces, so that places stay.
     plain = _MARKUP.sub(lambda mark: " " * len(mark[0]), text)
     cued = [(f.start(), _rest(plain, f.end())) for f in _CUE.finditer(plain)]
     cued += [(f.start(), f[1]) for f in re.finditer(r"(?i)\banswer\W{0,8}?((?=[-$\d]).*)", plain)]
-    for _, said in sorted(boxed + text_ends + cued, reverse=True):
+    for _, said in sorted(marked + cued, reverse=True):
         if found := _NUMBER.search(said.rpartition("=")[2]):  # of a calculation the result
             return _value(found)
     every = list(_NUMBER.finditer(plain))
