@@ -167,8 +167,13 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
     for cloud, share, threshold in zip(clouds, [None, *shares], thresholds, strict=bool(clouds)):
         trusted = is_trusted(settings, cloud.name) or bool(further and cloud.here)
         if by_words and cloud.boundaries is None and not cloud.reads_passages:
-            own = edge.tokenizer
-            cloud = Adapter(cloud, own=own, edge=own)
+            cloud = Adapter(cloud, own=edge.tokenizer, edge=edge.tokenizer)
+        if tiers and cloud.reads_passages:
+            raise UsageError(
+                f"{cloud.name!r} reads passages and writes no tokens, as a further cloud must",
+                hint="leave it out",
+                setting="cloud",
+            )
         by_words = by_words or cloud.boundaries is not None
         tiers.append(Tier(cloud, threshold=threshold, share=share, trusted=trusted))
     if settings.price is not None and not all(tier.trusted for tier in tiers[:-1]):

@@ -90,6 +90,14 @@ def test_what_it_cannot_honour_is_refused(
     assert not reader.asked
 
 
+def test_as_a_further_cloud_it_is_refused(edgewise: Edgewise, reader: ChatReader) -> None:
+    """Seen: it was taken, and never asked for anything."""
+    flags = ("--cloud", "bundled", "--cloud", reader.url)
+    edgewise.refusal("run", PROMPT, *flags)
+    assert "further" in edgewise("doctor", *flags, code=1).out
+    assert not reader.asked
+
+
 def test_a_whole_answer_is_told(edgewise: Edgewise, reader: ChatReader) -> None:
     done = edgewise("run", PROMPT, "--cloud", reader.url, "--escalate", "100%")
     assert done.out.strip() == "A whole answer."
@@ -291,6 +299,7 @@ def test_an_evaluation_leaves_out_what_nobody_named(edgewise: Edgewise, reader: 
     told = edgewise.json("eval", "pocketqa", "--limit", "3", "--calibration", "1", *cloud)
     systems = {one["system"] for one in told["systems"]}
     assert systems == {"edge", "cloud", "query-level", "verify, served"}
+    assert told["router"] == "verify, served"
 
 
 @pytest.mark.parametrize("of_file", ["cloud = 'gpt-5-mini'", "cloud-key = 'theirs'"])

@@ -79,6 +79,8 @@ class LlamaEdge:
     held: set[tuple[int, ...]] = field(default_factory=set)
     """What mlx_lm.server's cache holds: asked to continue exactly that, it never answers again."""
     dead: bool = False
+    closes: str = ""
+    """Ends a connection with each reply: by "HTTP/1.0", as mlx_lm.server, or by "close"."""
     details: Mapping[str, object] = field(default_factory=dict)
     """More of each model in Ollama's list."""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -205,7 +207,7 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
     ollama = served.program == "Ollama"
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+        protocol_version = "HTTP/1.0" if served.closes == "HTTP/1.0" else "HTTP/1.1"
 
         def setup(self) -> None:
             super().setup()
@@ -220,6 +222,8 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
             self.send_header("Location", served.location)
             self.send_header("Set-Cookie", "device=4711; Path=/")
             self.send_header("Content-Length", str(len(body)))
+            if served.closes == "close":
+                self.send_header("Connection", "close")
             self.end_headers()
             self.wfile.write(body)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -739,6 +740,26 @@ def test_a_server_that_stays_is_not_asked_again_who_it_is(begun: Begun, anyone: 
         session.step()
     assert len(anyone.keys) - len(anyone.requests) == asked
     assert len(anyone.requests) == 4
+
+
+@pytest.mark.parametrize("closes", ["HTTP/1.0", "close"])
+def test_a_server_that_ends_each_connection_is_asked_who_it_is_now_and_then(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch, closes: str
+) -> None:
+    """Seen: mlx_lm.server looked through its disk's models at each correction."""
+    with llama_edge(program="mlx_lm.server", closes=closes) as served:
+        session = begun(served)
+        session.step()
+        asked = len(served.keys) - len(served.requests)
+        for token in (999, 998, 997):
+            session.extend([token])
+            session.step()
+        assert len(served.keys) - len(served.requests) == asked
+        served.replace()
+        monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + server.RECHECK)
+        session.extend([996])
+        with pytest.raises(EdgeError):
+            session.step()
 
 
 def test_only_what_the_server_names_is_drawn(begun: Begun, anyone: LlamaEdge) -> None:

@@ -55,6 +55,8 @@ def fenced(code: str, name: str = "python") -> str:
         (fenced(RIGHT, "") + fenced("$ python area.py", "sh"), True, False),
         (fenced("$ touch area.py", "sh") + fenced("def area(r): return 0"), False, False),
         (fenced(RIGHT, "text"), True, True),
+        # Only how to use it is named Python.
+        (fenced(RIGHT, "") + "Use it:\n\n" + fenced("print(area(2))"), True, False),
         (fenced("def area(r): return 0"), False, False),
         (fenced("def other(r): return 0"), False, False),
         ("I do not know.", False, False),

@@ -159,6 +159,16 @@ def test_a_summary_is_of_the_first_share() -> None:
     ]
 
 
+def test_without_a_router_a_summary_is_of_what_runs_as_served() -> None:
+    """Seen: beside a cloud that reads it was of the baseline, which the table has before it."""
+    found = {EDGE: FOUND[EDGE], CLOUD: FOUND[CLOUD]}
+    found |= {Cell("query-level", 0.1): outcomes("...."), Cell("verify, served", 0.1): FOUND[PAIR]}
+    told = summary("animals", None, rows(found))
+    assert (told.router, told.accuracy.pair) == ("verify, served", 0.5)
+    assert summary("animals", None, rows(found)[:3]).router == "query-level"
+    assert summary("animals", None, rows(found)[:2]).router == "cloud"
+
+
 def test_csv_holds_every_figure_of_every_family() -> None:
     lines = list(csv.DictReader(io.StringIO(as_csv(rows(FOUND)))))
     assert [(line["family"], line["system"]) for line in lines] == [

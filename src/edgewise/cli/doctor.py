@@ -171,6 +171,8 @@ class _Doctor:
         cloud = opening.open_cloud(chosen, edge)
         assert cloud is not None
         with closing(cloud):
+            if cloud.reads_passages:
+                return Check("further cloud", "fail", f"{cloud.name} only reads", "leave it out")
             trusted = " (trusted)" if opening.is_trusted(chosen) else ""
             return Check("further cloud", "ok", f"{cloud.name}{trusted}: {cloud.vocabulary_check}")
 

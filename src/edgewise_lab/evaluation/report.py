@@ -271,14 +271,13 @@ def summary(
 
     The pair is the first row whose system is called `router` + `SERVED` (the router works as in
     `edgewise serve`), or else the first called `router` (with a fixed threshold). If there is
-    neither, or `router` is None, it is the third row, after those of edge and cloud.
+    neither, or `router` is None, it is the first with `SERVED`, or else the third row.
     """
-    first: dict[str, Row] = {}
-    for row in table:
-        first.setdefault(row.overall.system, row)
+    first = {row.overall.system: row for row in reversed(table)}
     edge, cloud = first[EDGE.system], first[CLOUD.system]
     if router is None or not {router, router + SERVED} & first.keys():
-        router = table[min(2, len(table) - 1)].overall.system
+        names = [row.overall.system for row in table]
+        router = next((one for one in names if one.endswith(SERVED)), names[:3][-1])
     pair = first.get(router + SERVED) or first[router]
     whole = _compared(edge.overall, pair.overall, cloud.overall)
     return Summary(

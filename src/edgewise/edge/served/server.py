@@ -17,6 +17,9 @@ from edgewise.servers.http import ERRORS, MAX_REPLY, client_options, why
 PATIENCE = 120.0
 """Most seconds until a reply is whole, or between two tokens; it includes a prompt's prefill."""
 
+RECHECK = 5.0
+"""Seconds until a server that ends each connection is compared again: mlx-lm scans a disk."""
+
 _CONNECTING = 5.0
 _MAX_LINE = 1 << 20
 _PROGRAMS = {11434: "ollama", 1234: "lmstudio"}
@@ -36,6 +39,8 @@ class Server:
         self.url, self._record, self._key = url, sent, key
         self.connection: Any = None
         """That of the last `found`, in httpcore's form: no stream uses it, and closes it."""
+        self.trusted_until = 0.0
+        """Until then (`time.monotonic`) the end of `connection` tells of no other server."""
         try:
             self._http = {method: self._opened_client() for method in ("GET", "POST")}
         except (httpx2.InvalidURL, UnicodeError) as error:
@@ -58,6 +63,9 @@ class Server:
         """
         with self._sent(request) as response:
             self.connection = response.extensions["network_stream"]
+            closes = response.headers.get("Connection", "").lower() == "close"
+            closes |= response.http_version != "HTTP/1.1"
+            self.trusted_until = time.monotonic() + RECHECK if closes else 0.0
             if response.status_code == 503:
                 raise self._gone("HTTP 503: it may still be loading")
             return self._whole(response) if response.status_code == 200 else None

@@ -8,6 +8,7 @@ prefix, of which the server computes only what is new.
 
 import math
 import secrets
+import time
 from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
@@ -196,9 +197,11 @@ class ServedSession(EdgeSession):
         self._steps = {at: step for at, step in self._steps.items() if at <= position}
 
     def _start(self, end: int) -> None:
-        if not self._served or self._connection.get_extra_info("is_readable"):
+        server = self._dialect.server
+        due = time.monotonic() >= server.trusted_until
+        if not self._served or (due and self._connection.get_extra_info("is_readable")):
             self._check_server()
-            self._connection = self._dialect.server.connection
+            self._connection = server.connection
         self._stop(end)
         self._served = self._ids[:end]
         tokens = min(AHEAD, self._context + 1 - end)

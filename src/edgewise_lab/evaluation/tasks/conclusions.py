@@ -21,7 +21,7 @@ _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,300})"
 _NUMBER = re.compile(
     rf"(?<!\w)(?P<sign>(?<!\))[-−])?[$€£]?(?P<minus>[-−])?(?:(?P<whole>{_DIGITS}) +(?=\d+/\d))?"
     rf"(?P<number>{_DIGITS}(?:\.\d{{1,300}})?|(?<![\w.])\.\d{{1,300}})"
-    r"(?:/(?P<under>\d{1,9})(?![\d/]|\.\d))?"
+    r"(?: ?/ ?(?P<under>\d{1,9})(?!\d| ?/|\.\d))?"
 )
 # "The best answer to this would be", "Answer:", "the correct choice is".
 _CUE = re.compile(
@@ -66,15 +66,13 @@ def number_in(text: str) -> Fraction | None:
     without such a place, the last number of the reply does.
     """
     text = _readable(text)
-    boxed = [(found.start(), found[1]) for found in re.finditer(r"\\boxed\s*\{([^}\n]*)", text)]
-    text_ends = [
-        (f.start(), f[1]) for f in re.finditer(r"####[ \t]*(\S*\d\S*)[ \t]*(?=\n|$)", text)
-    ]
+    marks = r"\\boxed\s*\{([^}\n]*)", r"####[ \t]*(\S*\d\S*)[ \t]*(?=\n|$)"
+    marked = [(f.start(), f[1]) for mark in marks for f in re.finditer(mark, text)]
     # Marks go by as many spaces, so that places stay.
     plain = _MARKUP.sub(lambda mark: " " * len(mark[0]), text)
     cued = [(f.start(), _rest(plain, f.end())) for f in _CUE.finditer(plain)]
     cued += [(f.start(), f[1]) for f in re.finditer(r"(?i)\banswer\W{0,8}?((?=[-$\d]).*)", plain)]
-    for _, said in sorted(boxed + text_ends + cued, reverse=True):
+    for _, said in sorted(marked + cued, reverse=True):
         if found := _NUMBER.search(said.rpartition("=")[2]):  # of a calculation the result
             return _value(found)
     every = list(_NUMBER.finditer(plain))
@@ -111,8 +109,7 @@ def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
     names = [_named_as(choice) for choice in choices]
     plain = _unmarked(text)
     found = [*_cued(plain, names), *_called_right(plain, names)]
-    if not found:
-        found = [*_alone(plain, names)] or [*_marked(text, names)]
+    found = found or [*_alone(plain, names)] or [*_marked(text, names)]
     last = max(found, key=lambda one: one[0])[1] if found else set[str]()
     return choices[names.index(last.pop())] if len(last) == 1 else None
 

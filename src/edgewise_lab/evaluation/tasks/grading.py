@@ -17,6 +17,7 @@ from edgewise_lab.evaluation.tasks.base import LETTERS, Grading, Question, Task
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
 _OPERANDS = r"(?<!\\)\([^()=]{0,99}\d%?(?:\s*[-+*x×·÷−]\s*|\s+/\s+)\$?\d[^()=]{0,99}\)\W*\Z"
+_RESULT = r"(?m)(?:(?<=\bis )|(?<=[:=*] )|^)\((\d+\s*/\s*\d+)\)"
 _LABEL = re.compile(r"\b[a-z][.):]", re.IGNORECASE)
 
 
@@ -138,8 +139,10 @@ def named_number(question: Question, text: str) -> str | None:
 
     "2,000.0" becomes "2000". "2.50" becomes "5/2" if the prompt wants "Answer: X", else "2.5".
     """
-    text = re.sub(_OPERANDS, "", text)  # "(6 x 7)" tells how, not what
-    if not _is_chat(question):
+    chat = _is_chat(question)
+    # "(6 x 7)" tells how, not what; "is (3 / 4)" is what, where fractions are read.
+    text = re.sub(_OPERANDS, "", re.sub(_RESULT, r"\1", text) if chat else text)
+    if not chat:
         return _plain(extract_number(text))
     said = conclusions.says_number(text)
     number = conclusions.number_in(text) if said is None else said

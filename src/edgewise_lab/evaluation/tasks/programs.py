@@ -98,15 +98,16 @@ def fits(question: Question, text: str, *, strict: bool = False) -> bool:
 def passes(question: Question, text: str, *, strict: bool = False) -> bool:
     """Whether the reply's code passes the question's tests.
 
-    The last fenced block of Python is tried, then all of them joined; without a fence the whole
-    reply is code. Where no block is named Python, those without a language are, or else all. With
-    `strict` the reply must have exactly one block. The prompt's code runs first, so that a reply
-    may leave out what it defines. Raises `UsageError` if the process for it does not start.
+    The last fenced block of Python is tried, all of them joined, and these with those without a
+    language; without a fence the whole reply is code. Where no block is named Python, those without
+    a language are, or else all. With `strict` the reply must have exactly one block. The prompt's
+    code runs first. Raises `UsageError` if the process for it does not start.
     """
     blocks = _python(text)
     if strict:
         return len(_blocks(text)) == 1 and _passes(question.prompt, blocks[0], question.answer)
-    tried = dict.fromkeys([*blocks[-1:], "\n".join(blocks)]) if blocks else [text]
+    wider = [code for name, code in _blocks(text) if not name or code in blocks] or [text]
+    tried = dict.fromkeys([*blocks[-1:], "\n".join(blocks or wider), "\n".join(wider)])
     return any(_passes(question.prompt, code, question.answer) for code in tried)
 
 
