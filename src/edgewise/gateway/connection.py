@@ -49,7 +49,7 @@ PAUSE_SECONDS = 10.0
 """Most seconds that a large frame waits if its key is over its limit of ids a second."""
 
 END_SECONDS = 0.4
-"""Timeout of sending the last frame to a device whose key was revoked."""
+"""Timeout of the last frame to a device whose key was revoked, and of the end of a drain."""
 
 PROTOCOL_ERROR, POLICY, GOING_AWAY, TRY_LATER = 1002, 1008, 1001, 1013
 """WebSocket close codes (RFC 6455)."""
@@ -105,9 +105,10 @@ class Connection:
             self._in_force.reschedule(0.0)
             self._in_force = None
 
-    async def drain(self) -> None:
-        """Wait until the consults in flight have ended, then close the WebSocket."""
-        await asyncio.gather(*self._asks.values(), return_exceptions=True)
+    async def drain(self, seconds: float) -> None:
+        """Wait for the consults in flight, at most `seconds`, then close the WebSocket."""
+        if self._asks:
+            await asyncio.wait(self._asks.values(), timeout=seconds)
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):
             await self._socket.close(GOING_AWAY)
 
