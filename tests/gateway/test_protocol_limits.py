@@ -258,6 +258,20 @@ def test_ids_that_came_are_held_whatever_the_ask_is_answered_with(site: Site) ->
     assert (site.engine.asked, site.engine.prefills) == (1, 0)
 
 
+def test_a_prefetch_without_new_ids_asks_nothing_of_the_engine(site: Site) -> None:
+    """Each would send it the whole prefix, and end the prefetch before."""
+    site.serve()
+    client = site.opened()
+    client.prefetch(0, [72] * 100)
+    until(lambda: site.engine.prefills == 1)
+    for position in (100, 100, 99):
+        client.prefetch(position, [])
+    client.prefetch(99, [72, 73])
+    until(lambda: site.engine.prefills > 1)
+    assert client.ask(1, 101, [])[0] == 17
+    assert site.engine.prefills == 2
+
+
 def test_held_ids_are_bounded_and_asked_for_again(site: Site) -> None:
     site.serve(most_ids=10)
     older, newer = site.opened(), site.opened()

@@ -206,8 +206,8 @@ class Connection:
             if prefix is None:
                 self._consults.metrics.prefetches.labels("need_full").inc()
                 await self._send(NeedFull())
-            elif not self._asks:
-                # The engine computes the last prefetch while nobody waits.
+            elif ids and not self._asks:
+                # The engine computes the last prefetch with new ids while nobody waits.
                 self._stop_prefetch()
                 self._prefetching = asyncio.create_task(self._consults.prefetch(prefix))
         elif isinstance(frame, Cancel):
