@@ -15,6 +15,7 @@ from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.gateway import GatewayCloud
 from edgewise.errors import CloudRefused, CloudRejected, CloudTimeout
 from edgewise.events import Consult
+from edgewise.gateway import app
 from edgewise.gateway.app import Gateway
 from edgewise.gateway.connection import Connection
 from edgewise.gateway.fleet import Fleet
@@ -238,3 +239,24 @@ def test_who_has_just_left_does_not_end_the_drain() -> None:
         assert gateway.draining
 
     asyncio.run(work())
+
+
+class Noting(PlainEngine):
+    """Knows the loop of its gateway."""
+
+    async def ready(self) -> None:
+        self.loop = asyncio.get_running_loop()
+
+
+def test_a_drain_that_takes_too_long_says_goodbye(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device asks elsewhere, and the consult costs no more."""
+    monkeypatch.setattr(app, "DRAIN_SECONDS", 0.2)
+    engine = Noting()
+    with gateway([engine]) as running, opened(running.url) as client:
+        engine.go = asyncio.Event()
+        client.send([3, 1, 0, [1], check([1]), 1, 60_000])
+        until(lambda: engine.asked == 1)
+        asyncio.run_coroutine_threadsafe(running.gateway.drain(), engine.loop).result(60)
+        assert client.code() == 1001
+        until(lambda: not running.gateway.connections)
+        until(lambda: running.gateway.fleet.replicas[0].consults == 0)

@@ -214,6 +214,27 @@ async def test_one_that_was_replaced_and_never_seen_down_is_not_used(
     assert "another vocabulary" in why
 
 
+async def test_another_model_of_the_vocabulary_is_logged_once() -> None:
+    """Beside the others from the start, or in the place of one of them."""
+    engines = [PlainEngine("one"), PlainEngine("two")]
+    engines[1].model = "base"
+    with capture_logs() as told:
+        async with started(engines):
+            engines[0].model = "tuned"
+            for engine in (*engines, *engines):
+                # It is probed anew, as after each restart.
+                probes, engine.down = engine.probes, GONE
+                await asyncio.sleep(0.1)
+                engine.down = None
+                await until(lambda engine=engine, probes=probes: engine.probes > probes)
+    changes = [line for line in told if line["event"] == "another model"]
+    assert [(line["engine"], line["model"], line["before"]) for line in changes] == [
+        ("two", "base", "letters"),
+        ("one", "tuned", "base"),
+    ]
+    assert {line["log_level"] for line in changes} == {"warning"}
+
+
 async def test_one_that_is_being_proven_anew_is_not_proven() -> None:
     """Consults for it wait; whoever asks whether the gateway is ready hears no."""
     engine = PlainEngine()

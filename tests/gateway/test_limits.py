@@ -109,6 +109,17 @@ async def test_a_rate_is_held(clock: Clock) -> None:
         assert [await waits(limits, limited) for _ in range(15)].count(0.0) == 10
 
 
+async def test_prefetches_have_the_rate_of_consults_too(clock: Clock) -> None:
+    """Each is a request to the engine. A device that writes fast does not use up its consults."""
+    limited = key(consults_per_second=5.0)
+    async with limits_in(SqliteLimits(None), clock) as limits:
+        for fresh in (10, 5):
+            made = [await limits.may_prefetch(limited, 0) for _ in range(15)]
+            assert made == [True] * fresh + [False] * (15 - fresh)
+            assert [await waits(limits, limited) for _ in range(fresh)] == [0.0] * fresh
+            clock.now += 1.0
+
+
 async def test_ids_are_charged_and_owed(clock: Clock) -> None:
     limited = key(ids_per_second=100.0)
     async with limits_in(SqliteLimits(None), clock) as limits:

@@ -2,13 +2,14 @@
 
 import asyncio
 import re
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from benchmarks.protocol_exchange import PAGE
 from edgewise.completion import Completion
@@ -17,6 +18,7 @@ from edgewise.events import Candidate
 from edgewise.gateway import connection
 from edgewise.gateway.connection import LARGE
 from edgewise.keys.keys import revoke_key
+from edgewise.listening import connections
 from tests.gateway.doubles import FailingLimits, PlainEngine
 from tests.gateway.plain_client import PlainClient, check
 from tests.gateway.processes import until
@@ -256,6 +258,39 @@ def test_ids_that_came_are_held_whatever_the_ask_is_answered_with(site: Site) ->
     assert client.ask(1, 200, [72])[2] == "unavailable"
     assert site.running.gateway.sessions.ids == 201
     assert (site.engine.asked, site.engine.prefills) == (1, 0)
+
+
+def test_a_prefetch_without_new_ids_asks_nothing_of_the_engine(site: Site) -> None:
+    """Each would send it the whole prefix, and end the prefetch before."""
+    site.serve()
+    client = site.opened()
+    client.prefetch(0, [72] * 100)
+    until(lambda: site.engine.prefills == 1)
+    for position in (100, 100, 99):
+        client.prefetch(position, [])
+    client.prefetch(99, [72, 73])
+    until(lambda: site.engine.prefills > 1)
+    assert client.ask(1, 101, [])[0] == 17
+    assert site.engine.prefills == 2
+
+
+def test_who_does_not_read_is_not_read_and_then_left(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its consults would pile up, each with a copy of its ids."""
+    monkeypatch.setattr(connection, "OPEN_SECONDS", 2.0)
+    monkeypatch.setattr(connections, "WAIT_SECONDS", 3600.0)
+    site.serve()
+    client = site.opened()
+    client.socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with suppress(ConnectionClosed):
+        for number in range(1900):
+            client.held.append(72)
+            client.send([3, number, number, [72], check(client.held), 4096, 60_000])
+    made = site.running.gateway
+    until(lambda: not made.connections or made.sessions.ids == 1900)
+    assert made.sessions.ids < 1900
+    assert not made.connections
 
 
 def test_held_ids_are_bounded_and_asked_for_again(site: Site) -> None:

@@ -6,13 +6,17 @@ import os
 import signal
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
+from starlette.routing import WebSocketRoute
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from tests.gateway.processes import until
 from tests.listening.running import GET, UPGRADE, Here, heard, listener
@@ -144,6 +148,27 @@ def test_a_websocket_that_reads_no_pongs_ends() -> None:
             while True:
                 deaf.sendall(ping * 1000)
         until(lambda: not len(here.open))
+
+
+def test_who_does_not_read_is_left_as_soon_as_the_application_leaves_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("edgewise.listening.connections.WAIT_SECONDS", 3600.0)
+
+    async def leave(peer: WebSocket) -> None:
+        await peer.accept()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                while True:
+                    await peer.send_bytes(bytes(1 << 20))
+
+    app = Starlette(routes=[WebSocketRoute("/ws", leave)])
+    with listener(app) as here, here.connect() as deaf:
+        deaf.sendall(UPGRADE % b"" + b"\x81\x82\0\0\0\0hi")
+        until(lambda: len(here.open) == 1)
+        begun = time.monotonic()
+        until(lambda: not len(here.open))
+        assert time.monotonic() - begun < 20  # else pings end it, after 40 s
 
 
 class Gate:

@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket
 
 from edgewise.errors import CloudError, OtherVocabulary
 from edgewise.gateway.browser_page import Page
-from edgewise.gateway.connection import Connection
+from edgewise.gateway.connection import END_SECONDS, Connection
 from edgewise.gateway.consults import KeyedConsults
 from edgewise.gateway.fleet import Fleet
 from edgewise.gateway.metrics import GatewayMetrics
@@ -114,12 +114,12 @@ class Gateway:
     async def drain(self) -> None:
         """Refuse new sessions, and disconnect each device once its consults in flight have ended.
 
-        Returns when all are disconnected, at the latest after `DRAIN_SECONDS`.
+        Returns when all are disconnected. Consults that take longer than `DRAIN_SECONDS` are cut.
         """
         self.draining = True
         try:
-            async with asyncio.timeout(DRAIN_SECONDS):
-                await asyncio.gather(*(connection.drain() for connection in list(self.connections)))
+            async with asyncio.timeout(DRAIN_SECONDS + END_SECONDS):
+                await asyncio.gather(*(one.drain(DRAIN_SECONDS) for one in list(self.connections)))
         except TimeoutError:
             log.warning("drain took too long")
 

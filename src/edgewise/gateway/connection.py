@@ -49,7 +49,7 @@ PAUSE_SECONDS = 10.0
 """Most seconds that a large frame waits if its key is over its limit of ids a second."""
 
 END_SECONDS = 0.4
-"""Timeout of sending the last frame to a device whose key was revoked."""
+"""Timeout of the last frame to a device whose key was revoked, and of the end of a drain."""
 
 PROTOCOL_ERROR, POLICY, GOING_AWAY, TRY_LATER = 1002, 1008, 1001, 1013
 """WebSocket close codes (RFC 6455)."""
@@ -77,7 +77,7 @@ class Connection:
         self._sending = asyncio.Lock()
         self._frames = Bucket(1.0)
         self._fresh = 0
-        self._in_force: asyncio.Timeout | None = None
+        self._talking: asyncio.Timeout | None = None
 
     async def serve(self) -> None:
         """Serve until the device leaves or breaks the protocol, or its key is no longer valid."""
@@ -88,7 +88,9 @@ class Connection:
         except WebSocketDisconnect:
             pass
         except TimeoutError:
-            await self._end(_revoked())
+            # Or it does not read what it is sent, so not this either.
+            if self._keys.current(self._key) is None:
+                await self._end(_revoked())
         except CloudProtocolError as error:
             await self._end(_Ended(PROTOCOL_ERROR, "protocol", str(error)))
         except _Ended as end:
@@ -100,26 +102,26 @@ class Connection:
 
     def check_key(self) -> None:
         """If the key was revoked or has expired, cancel the consults in flight and disconnect."""
-        if self._in_force is not None and self._keys.current(self._key) is None:
+        if self._talking is not None and self._keys.current(self._key) is None:
             self._stop()
-            self._in_force.reschedule(0.0)
-            self._in_force = None
+            self._hang_up()
 
-    async def drain(self) -> None:
-        """Wait until the consults in flight have ended, then close the WebSocket."""
-        await asyncio.gather(*self._asks.values(), return_exceptions=True)
+    async def drain(self, seconds: float) -> None:
+        """Wait for the consults in flight, at most `seconds`, then close the WebSocket."""
+        if self._asks:
+            await asyncio.wait(self._asks.values(), timeout=seconds)
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):
             await self._socket.close(GOING_AWAY)
 
     async def _talk(self) -> None:
-        """Answers frames until the session closes; raises `TimeoutError` for a revoked key."""
-        async with asyncio.timeout(None) as self._in_force:
+        """Answers frames until the session closes; raises `TimeoutError` after `_hang_up`."""
+        async with asyncio.timeout(None) as self._talking:
             try:
                 await self._open()
                 while session := self._session:
                     await self._take(*await self._frame(), session)
             finally:
-                self._in_force = None
+                self._talking = None
 
     async def _open(self) -> None:
         """Read the first frame and open the session; refuse another protocol or vocabulary."""
@@ -199,16 +201,17 @@ class Connection:
 
     async def _take(self, frame: FromDevice, ids: Ledger, session: Session) -> None:
         if isinstance(frame, Ask):
-            self._begin(frame, self._put(frame, ids, session))
+            await self._begin(frame, self._put(frame, ids, session))
         elif isinstance(frame, Prefetch):
             prefix = self._put(frame, ids, session)
             if prefix is None:
                 self._consults.metrics.prefetches.labels("need_full").inc()
                 await self._send(NeedFull())
-            elif not self._asks:
-                # The engine computes the last prefetch while nobody waits.
+            elif ids and not self._asks:
+                # The engine computes the last prefetch with new ids while nobody waits.
                 self._stop_prefetch()
-                self._prefetching = asyncio.create_task(self._consults.prefetch(prefix))
+                work = self._consults.prefetch(_copied(prefix))
+                self._prefetching = asyncio.create_task(work)
         elif isinstance(frame, Cancel):
             if task := self._asks.get(frame.ask):
                 task.cancel()
@@ -219,18 +222,22 @@ class Connection:
             raise CloudProtocolError("A session is opened once.")
 
     def _put(self, frame: Ask | Prefetch, ids: Ledger, session: Session) -> SessionPrefix | None:
-        """Store a frame's ids in the session; return a copy of the prefix, None if not held."""
+        """Store a frame's ids in the session; return the prefix, None if not held."""
         if frame.position + len(ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
         key = self._key_now()
         held = self._sessions.put(session, frame.position, ids, frame.checksum)
         return None if held is None else SessionPrefix(held, session, key, self._take_fresh)
 
-    def _begin(self, frame: Ask, prefix: SessionPrefix | None) -> None:
+    async def _begin(self, frame: Ask, prefix: SessionPrefix | None) -> None:
         if frame.ask in self._asks:
             raise CloudProtocolError(f"Consult {frame.ask} is being answered already.")
         self._stop_prefetch()
-        work = self._answer(frame, prefix, crowded=len(self._asks) >= WAITING_ASKS)
+        if prefix is None or len(self._asks) >= WAITING_ASKS:
+            # No task: until the device reads this, no more of its frames are taken.
+            await self._answer(frame, prefix, crowded=True)
+            return
+        work = self._answer(frame, _copied(prefix), crowded=False)
         task = self._asks[frame.ask] = asyncio.create_task(work)
         task.add_done_callback(lambda _: self._asks.pop(frame.ask, None))
 
@@ -261,6 +268,7 @@ class Connection:
                 await self._socket.send_bytes(data)
         except (RuntimeError, TimeoutError) as error:
             # Starlette's word for a socket that was closed meanwhile is a RuntimeError.
+            self._hang_up()
             raise WebSocketDisconnect from error
 
     async def _end(self, end: "_Ended") -> None:
@@ -271,6 +279,11 @@ class Connection:
             async with asyncio.timeout(seconds):
                 await self._send(Failed(None, end.reason, str(end)[:500], milliseconds))
                 await self._socket.close(end.code)
+
+    def _hang_up(self) -> None:
+        if self._talking is not None:
+            self._talking.reschedule(0.0)
+            self._talking = None
 
     def _stop(self) -> None:
         """Cancels consults and the prefetch in flight."""
@@ -287,6 +300,11 @@ class _Ended(Exception):
     def __init__(self, code: int, reason: str, message: str, later: float | None = None) -> None:
         super().__init__(message)
         self.code, self.reason, self.retry_after = code, reason, later
+
+
+def _copied(prefix: SessionPrefix) -> SessionPrefix:
+    """Of ids that later frames do not change."""
+    return prefix._replace(ids=prefix.ids.copy())
 
 
 def _revoked() -> _Ended:

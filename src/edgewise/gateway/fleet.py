@@ -208,6 +208,7 @@ class Fleet:
         self.size: int | None = None
         self._queue = queue
         self._texts: dict[tuple[int, ...], str] = {}
+        self._models: dict[Engine, str] = {}
         self._watches: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -337,7 +338,10 @@ class Fleet:
         return [replica for replica in self.replicas if replica.up]
 
     async def _accept(self, engine: Engine) -> None:
-        """Raise `UsageError` for an engine of another vocabulary, or of an unknown one."""
+        """Raise `UsageError` for an engine of another vocabulary or an unknown one.
+
+        One that turns out to be another model of the same vocabulary is logged and accepted.
+        """
         if engine.vocabulary is None:
             raise UsageError(
                 f"The engine at {engine.url!r} does not report its tokenizer, so its vocabulary "
@@ -352,8 +356,12 @@ class Fleet:
                 f"The engine at {engine.url!r} has another vocabulary than the others",
                 hint="one gateway serves one model",
             )
+        model = engine.described.model or ""
+        if model and self.model not in ("", model) and self._models.get(engine) != model:
+            log.warning("another model", engine=engine.url, model=model, before=self.model)
+        self._models[engine] = model
         self.tokenizer, self.engine = known, engine.dialect
-        self.model, self.size = engine.described.model or "", size or self.size
+        self.model, self.size = model, size or self.size
         self.end = await engine.end_text() or self.end
 
 

@@ -75,7 +75,7 @@ class Sessions:
     def put(
         self, session: Session, position: int, ids: Sequence[int] | Ledger, check: int
     ) -> Ledger | None:
-        """Replace the session's ids from index `position` on by `ids`; return a copy of them all.
+        """Replace the session's ids from index `position` on by `ids`; return them all, not a copy.
 
         Other sessions may be dropped or emptied to stay within `most_ids`. Returns None if ids
         before `position` are missing, or if `check` is not the checksum of all ids (see `Ledger`).
@@ -87,13 +87,12 @@ class Sessions:
         if not held:
             self._empty(session)
             return None
-        copied = ledger.copy()
         self._holding[session.name] = session
         self._holding.move_to_end(session.name)
         while self.ids > self._most_ids:
             if not self._drop_one(session.key):
                 self._empty(next(iter(self._holding.values())))
-        return copied
+        return ledger
 
     def leave(self, session: Session) -> None:
         """Keep the session for `idle` seconds: its device has disconnected, and may come back."""

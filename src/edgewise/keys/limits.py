@@ -146,6 +146,8 @@ class KeyLimits:
         self._buckets = defaultdict[str, tuple[Bucket, Bucket]](
             lambda: (Bucket(ASKS_BURST_SECONDS), Bucket(IDS_BURST_SECONDS, MOST_DEBT))
         )
+        # Apart, or a device that writes fast would use up its consults.
+        self._prefetches = defaultdict[str, Bucket](lambda: Bucket(ASKS_BURST_SECONDS))
         self._running: set[asyncio.Task[Any]] = set()
         self._down_until = 0.0
 
@@ -213,11 +215,15 @@ class KeyLimits:
 
         A prefetch lets the engine read a prompt early. It may not be made once the key's rates or
         the day's tokens are used up, or while the store is down; the ids are charged all the same.
+        As many prefetches a second are allowed as consults.
         """
+        bucket, rate, now = self._prefetches[key.name], key.consults_per_second, self._clock()
         with suppress(OverLimit):
             self.admit(key, ids)
             await self._reserve(key, 0)
-            return True
+            if not bucket.wait(rate, now):
+                bucket.take(1, rate, now)
+                return True
         return False
 
     def charge(self, key: Key, ids: int) -> float:

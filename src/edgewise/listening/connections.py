@@ -211,3 +211,9 @@ class WebSocketProtocol(_Counted, WebSocketsSansIOProtocol):  # type: ignore[mis
         super().resume_writing()
         if not self.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        """Close the connection; at once if the application left a peer that does not read."""
+        super().on_task_complete(task)
+        if not self.writable.is_set():
+            self._connections.cut(self.transport, "it does not read")

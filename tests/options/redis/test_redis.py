@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import shutil
+import signal
 import socket
 import socketserver
 import subprocess
@@ -117,6 +118,43 @@ async def test_a_redis_that_goes_and_comes_back(told: Told) -> None:
             await consult(limits, limited, 1, 1)
     assert "s3cret" not in str(told)
     assert f"127.0.0.1:{port}" in str(told)
+
+
+@pytest.mark.deep
+async def test_a_redis_that_stalls_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads what was sent when it goes on, so a second request would be added to the first."""
+    require_redis()
+    monkeypatch.setattr("edgewise.options.redis.store.ANSWER_SECONDS", 0.4)
+    port = free_port()
+    with redis_server(port) as server, Redis(port=port) as other:
+        made = RedisLimits(f"redis://127.0.0.1:{port}")
+        await made.add("stalled", 20_000, 5, 10)
+        for tokens in (5, -5):
+            server.send_signal(signal.SIGSTOP)
+            asyncio.get_running_loop().call_later(0.6, server.send_signal, signal.SIGCONT)
+            with pytest.raises(LimitsDown):
+                await made.add("stalled", 20_000, tokens, 100)
+            await asyncio.sleep(0.4)
+            # Or not at all, where it never came to be sent.
+            assert other.get("edgewise:tokens:20000:stalled") in (b"5", b"10")
+        await made.close()
+
+
+async def test_a_connection_that_redis_closed_is_no_failure(redis_url: str) -> None:
+    made = RedisLimits(redis_url)
+    with Redis.from_url(redis_url) as other:
+        for used in (1, 2):
+            other.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            assert await made.add("closed", 20_000, 1, 5)
+            assert other.get("edgewise:tokens:20000:closed") == str(used).encode()
+    await made.close()
+
+
+async def test_more_than_was_used_cannot_be_given_back(redis_url: str, name: str) -> None:
+    made = RedisLimits(redis_url)
+    for tokens, granted in ((3, True), (-5, True), (6, False), (5, True)):
+        assert await made.add(name, 20_000, tokens, 5) is granted
+    await made.close()
 
 
 async def test_a_wrong_password_is_a_sentence(redis_url: str) -> None:

@@ -16,6 +16,7 @@ _FAILURES = (OSError, TimeoutError, ValueError, TypeError, LookupError, Recursio
 
 _ADD_IN_REDIS = """
 local used = redis.call('INCRBY', KEYS[1], ARGV[1])
+if used < 0 then redis.call('SET', KEYS[1], 0) end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
 if used - ARGV[1] + ARGV[2] <= tonumber(ARGV[3]) then return 1 end
 redis.call('DECRBY', KEYS[1], ARGV[1])
@@ -35,6 +36,7 @@ class RedisLimits(LimitStore):
             from redis.asyncio import Redis
             from redis.asyncio.retry import Retry
             from redis.backoff import NoBackoff
+            from redis.exceptions import ConnectionError
         except ImportError as error:
             raise UsageError(
                 "Limits in a Redis need redis: pip install 'edgewise[gateway-redis]'."
@@ -46,8 +48,9 @@ class RedisLimits(LimitStore):
                 url,
                 socket_timeout=ANSWER_SECONDS,
                 socket_connect_timeout=ANSWER_SECONDS,
-                # Once: a connection that Redis closed meanwhile is not a failure.
-                retry=Retry(NoBackoff(), 1),
+                # Once: a connection that Redis closed meanwhile is not a failure. Never after a
+                # timeout: a Redis that stalled would add both.
+                retry=Retry(NoBackoff(), 1, (ConnectionError,)),
             )
         except (ValueError, TypeError) as error:
             # What it says may hold the password.
