@@ -166,16 +166,16 @@ class Generation(Iterator[Event]):
         if isinstance(outcome, int):
             self._awaited = outcome, step.detailed(), decision.threshold
         else:
-            # Where none is due, as in a word that the prompt begins, nothing was refused.
-            if decision.ask:
-                self._require_sent(outcome)
+            self._require_sent(outcome)
             self._write(state, step, outcome, step, decision.threshold)
 
     def _require_sent(self, outcome: Reason | Fault) -> None:
         """Raise `CloudError` if no request could be sent, and the edge must not stand in for it."""
         if self._rules.policy.excludes_edge and outcome == "cost":
             raise CloudError("The limits on costs allow no further request to the cloud.")
-        if self._rules.policy.excludes_edge and outcome in ("blocked", "mid_word"):
+        # Not "mid_word": answers often end like the beginning of a private word, as "in" is that of
+        # "info@...". Only the edge can write on there, until the cloud may be asked again.
+        if self._rules.policy.excludes_edge and outcome == "blocked":
             raise Blocked("The context filter allows no further request to the cloud.")
 
     def _verify(self, drafts: Verification) -> None:

@@ -119,6 +119,26 @@ def test_half_a_private_word_waits(ahead: int) -> None:
     assert not any("anna" in one for one in seen(cloud))
 
 
+def test_a_word_that_begins_like_a_private_one_ends_no_answer_of_the_cloud_alone() -> None:
+    """Seen: "... is in" ended the answer where an address was info@b.example."""
+    asked, told = "Write to info@b.example: ", "Write to <EMAIL_1>: "
+    # The cloud's sixteen words of a consult end with "in".
+    said = "and so it is in the end what you see of it that all is in the middle of it, ok"
+    model, cloud = adapter(replying(said, prompt=told), redact="email")
+    decoder = Decoder(
+        ScriptedEdge(replying(said, prompt=asked)),
+        router=Constant(0.0),
+        policy=Policy(on_cloud_error="raise").cloud_alone(),
+        cloud=model,
+    )
+    answer = decoder.generate(Prompt(tuple(asked.encode())), max_tokens=len(said))
+    assert answer.text == said
+    by_edge = "".join(one.text for one in answer.tokens if one.source == "edge")
+    # So much shows that it is another word, and the cloud goes on.
+    assert by_edge == " t"
+    assert not any(one.endswith("in") for one in seen(cloud))
+
+
 @pytest.mark.parametrize("ahead", [0, 8])
 def test_a_local_class_opens_no_session(ahead: int) -> None:
     model, cloud = adapter(replying("", prompt=""), redact="email=local")
