@@ -762,6 +762,24 @@ def test_a_server_that_ends_each_connection_is_asked_who_it_is_now_and_then(
             session.step()
 
 
+def test_corrections_put_off_no_question_who_the_server_is(
+    begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a proxy that ends each connection: what the slots do tells of no model."""
+    with llama_edge(closes="close", slots=2, lingers=0) as served:
+        session = begun(served)
+        session.step()
+        served.replace()
+        some = 0.7 * server.RECHECK
+        monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + some)
+        session.extend([999])
+        session.step()
+        monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + some)
+        session.extend([998])
+        with pytest.raises(EdgeError):
+            session.step()
+
+
 def test_only_what_the_server_names_is_drawn(begun: Begun, anyone: LlamaEdge) -> None:
     session = begun(anyone, Needs.LOGITS)
     step = session.step()

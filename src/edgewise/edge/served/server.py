@@ -39,8 +39,8 @@ class Server:
         self.url, self._record, self._key = url, sent, key
         self.connection: Any = None
         """That of the last `found`, in httpcore's form: no stream uses it, and closes it."""
-        self.trusted_until = 0.0
-        """Until then (`time.monotonic`) the end of `connection` tells of no other server."""
+        self.closes = False
+        """Whether the server ended `connection` with its reply, as some end each."""
         try:
             self._http = {method: self._opened_client() for method in ("GET", "POST")}
         except (httpx2.InvalidURL, UnicodeError) as error:
@@ -63,9 +63,8 @@ class Server:
         """
         with self._sent(request) as response:
             self.connection = response.extensions["network_stream"]
-            closes = response.headers.get("Connection", "").lower() == "close"
-            closes |= response.http_version != "HTTP/1.1"
-            self.trusted_until = time.monotonic() + RECHECK if closes else 0.0
+            self.closes = response.headers.get("Connection", "").lower() == "close"
+            self.closes |= response.http_version != "HTTP/1.1"
             if response.status_code == 503:
                 raise self._gone("HTTP 503: it may still be loading")
             return self._whole(response) if response.status_code == 200 else None

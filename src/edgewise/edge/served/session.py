@@ -15,6 +15,7 @@ import numpy as np
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Floats, Ids, Needs, Step, Written
 from edgewise.edge.served.dialect import Dialect, ServedToken
+from edgewise.edge.served.server import RECHECK
 from edgewise.edge.vocabulary import common_prefix
 from edgewise.errors import EdgeError, StaleStepError, UsageError
 from edgewise.events import Candidate
@@ -126,6 +127,8 @@ class ServedSession(EdgeSession):
             )
         self._dialect, self._tokenizer, self._release = dialect, dialect.tokenizer, release
         self._check_server = check
+        self._trusted_until = 0.0
+        """Until then (`time.monotonic`) the end of `_connection` tells of no other server."""
         self._text, self._top = Needs.TEXT in needs, max(kind.top, top)
         self._prompt = 0
         self._served: list[int] = []
@@ -198,10 +201,11 @@ class ServedSession(EdgeSession):
 
     def _start(self, end: int) -> None:
         server = self._dialect.server
-        due = time.monotonic() >= server.trusted_until
+        due = time.monotonic() >= self._trusted_until
         if not self._served or (due and self._connection.get_extra_info("is_readable")):
             self._check_server()
             self._connection = server.connection
+            self._trusted_until = time.monotonic() + RECHECK if server.closes else 0.0
         self._stop(end)
         self._served = self._ids[:end]
         tokens = min(AHEAD, self._context + 1 - end)
