@@ -219,14 +219,14 @@ async def test_another_model_of_the_vocabulary_is_logged_once() -> None:
     engines = [PlainEngine("one"), PlainEngine("two")]
     engines[1].model = "base"
     with capture_logs() as told:
-        async with started(engines):
+        async with started(engines) as fleet:
             engines[0].model = "tuned"
-            for engine in (*engines, *engines):
+            for engine, replica in zip([*engines, *engines], [*fleet.replicas] * 2, strict=True):
                 # It is probed anew, as after each restart.
-                probes, engine.down = engine.probes, GONE
-                await asyncio.sleep(0.1)
+                engine.down = GONE
+                await until(lambda replica=replica: not replica.up)
                 engine.down = None
-                await until(lambda engine=engine, probes=probes: engine.probes > probes)
+                await until(lambda replica=replica: replica.up)
     changes = [line for line in told if line["event"] == "another model"]
     assert [(line["engine"], line["model"], line["before"]) for line in changes] == [
         ("two", "base", "letters"),
