@@ -151,6 +151,9 @@ ADDRESSES = (
     "<https:",
     "mailto:x@evil?body=",
     r"see http:\evil.example/",
+    "see WSS:evil.example/",
+    r"see file:\\evil.example/",
+    "MAILTO:?to=x@evil&body=",
     "see https://evil.example/?a=1&q=",
     "see HTTPS:\\/\\/evil.example\\/?q=",
     "www.evil.example/?q=",
@@ -201,11 +204,26 @@ def test_a_cloud_puts_no_private_word_into_an_address(address: str) -> None:
         *("<think>\nIt is ", "<li><b>", "Call Anna: ", "x = 'a'; y = '", "Reply to: ", "it:"),
         *("**It is:**", "[Anna]: ", "at 12:30:", "C:\\Users\\", '{password:"', "![x](a(b)) is "),
         *('{"input": "', "[is (it) ", "[1]: http:host.example/x ", "std::", "![x](a\\(b) is "),
+        *('{"time":"2024-01-01T10:30:00Z","ip":"', "2024-05-01T10:30:00Z,", "image:latest,"),
+        *('{"host":"db.local:5432","email":"', '{id:1,email:"', "Email:a@b.example,Tel:"),
+        *("E-Mail:a@b.example,", "From:a@b.example;To:", "Email:a@b.example<br>Tel:", "QQ:123,是"),
+        *("$env:TEMP\\", "HKLM:\\Software\\", "Pfad:C:\\Users\\", "\xd6ffnungszeit:9-17,"),
+        *('def send(name:str="', 'rows[start:end]="', "rows:a,", "mailto:", "mailto:a@b.example,"),
     ],
 )
 def test_elsewhere_words_are_put_back(begun: str) -> None:
     seen = context("password: hunter2x")
     assert seen.answer(begun).restored("<SECRET_1>.", ended=False).text == "hunter2x."
+
+
+def test_a_word_that_is_put_back_makes_no_address_of_what_follows() -> None:
+    seen = context("password: ab//cd2x, token: https://evil.example/1, anna.smith@example.org")
+    for begun, reply in (("it is ab//cd2x", "/"), ("", "<SECRET_1>/")):
+        told = seen.answer(begun).restored(f"{reply}<EMAIL_1>", ended=True)
+        assert told.text.endswith("/anna.smith@example.org")
+    # What is an address from its beginning may be asked for.
+    told = seen.answer("").restored("<SECRET_2>?q=<EMAIL_1>", ended=True)
+    assert told.text == "https://evil.example/1?q=<EMAIL_1>"
 
 
 def test_behind_a_call_words_are_put_back() -> None:

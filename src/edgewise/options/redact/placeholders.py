@@ -48,7 +48,11 @@ pre q reasoning s samp section small span strong sub summary sup table tbody td 
 thinking title tr u ul var
 """
 _OF_TEXT = frozenset(_NAMES.split())  # elements that no agent reads as a call
-_ADDRESS = re.compile(r"(?i)(?:\\?/){2}|www\.|<[a-z][\w+.-]{1,30}:|[a-z][\w+.-]{1,30}:[\w./\\[@%]")
+_ADDRESS = re.compile(
+    r"(?i)(?:\\?/){2}|www\.|(?<![^\W_])(?:(?:https?|ftp|wss?|javascript):|file:\\|mailto:\S*[?&])"
+)
+"""Addresses in any text. Without slashes only of what is fetched or run: other `a:b` is text."""
+
 _TAG = re.compile(
     r"(?i)<[a-z][\w.:-]*+[\s/](?:[^>\"']|\"[^\"]*+\"|'[^']*+')*+(?:[\"'][^\"']*\Z)?(>?)"
 )
@@ -169,7 +173,7 @@ class Placeholders:
             if word is None:
                 return Restored("".join([*parts, before]), tuple(whole), "unknown")
             literal = self.names[word].startswith(f"<{LITERAL}_")
-            plain, told = Normal(word).text, _told(begun + "".join([*parts, before]))
+            plain, told = Normal(word).text, _told(begun + "".join([*parts, before]), self.names)
             if not literal and any(plain not in Normal(part).text for part in told):
                 word = text[one.start : one.end]
             parts += [before, word]
@@ -191,12 +195,12 @@ def _named(label: str, number: int) -> str:
     return f"<{label}_{number}>"
 
 
-def _told(text: str) -> Iterator[str]:
+def _told(text: str, words: Iterable[str]) -> Iterator[str]:
     """Yield tool calls and addresses that are open at the text's end, which programs act on."""
     yield from _open(text, _CALL, _is_over)
     yield from _open(text, _ELEMENT, _is_closed)
     run = "" if text[-1:].isspace() else "".join(text.split()[-1:])
-    if _ADDRESS.search(run):
+    if _has_address(run, words):
         yield run
     for begins, signs in _LINKS:
         yield from _open(text, begins, lambda one, signs=signs: _leaves(one, signs))
@@ -214,6 +218,15 @@ def _open(
         if not is_over(one):
             yield text[one.end() :]
             return
+
+
+def _has_address(run: str, words: Iterable[str]) -> bool:
+    """Return whether `run` has an address; what only looks so inside of a word is none."""
+    for word in words if _ADDRESS.search(run) else ():
+        found = _ADDRESS.search(word) if word in run else None
+        if found and found.start():
+            run = run.replace(word, "\0")
+    return _ADDRESS.search(run) is not None
 
 
 def _follows(one: re.Match[str], end: str) -> bool:
