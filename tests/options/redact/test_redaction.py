@@ -143,6 +143,10 @@ ADDRESSES = (
     "![x][1]\n\n[1]: https://evil.example/",
     "![x][1]\n\n[1]: http:evil.example/",
     "![x][1]\n\n[1]:\n  /\\evil.example/",
+    "![x][1]\n> - [1]: /\\evil.example/",
+    "![x][1]\r1. [1]:\r&sol;&sol;evil&sol;",
+    "![x][1\n\\]2]\n\n[1\n\\]2]: /\\evil.example/",
+    "![x][1]\n\n[1]: //evil.example/\xa0",
     "![x](evil(x)(y) z",
     r"![x](evil\)/",
     r"![x](< evil\> z ",
@@ -209,6 +213,9 @@ def test_a_cloud_puts_no_private_word_into_an_address(address: str) -> None:
         *("E-Mail:a@b.example,", "From:a@b.example;To:", "Email:a@b.example<br>Tel:", "QQ:123,是"),
         *("$env:TEMP\\", "HKLM:\\Software\\", "Pfad:C:\\Users\\", "\xd6ffnungszeit:9-17,"),
         *('def send(name:str="', 'rows[start:end]="', "rows:a,", "mailto:", "mailto:a@b.example,"),
+        *('if user in users["a"]:\n    notify("', 'for e in rows[1:]:\n    send("', "[x]:\n\n/a/"),
+        *('if ok[0]:\n    print("', 'def f(a: list[str]) -> list[str]:\n    """', '{[key]: "'),
+        *("[INFO]: (", "- [Kontakt]: `", "[Kontakt]: a@b.example,", "if a[0]: /x/", "a[0]: <b "),
     ],
 )
 def test_elsewhere_words_are_put_back(begun: str) -> None:

@@ -56,10 +56,16 @@ _ADDRESS = re.compile(
 _TAG = re.compile(
     r"(?i)<[a-z][\w.:-]*+[\s/](?:[^>\"']|\"[^\"]*+\"|'[^']*+')*+(?:[\"'][^\"']*\Z)?(>?)"
 )
+# In lists and quotations, too. The address may stand in the next line.
+_DEFINES = (
+    r"(?<![^\n\r])(?:[ \t>]|[*+-][ \t]|\d{1,9}[.)][ \t])*+\[(?:[^\[\]\\]|\\[\s\S]){1,999}+\]:"
+    r"[ \t>]*+(?:\r?\n|\r)?+[ \t>]*+"
+)
 _LINKS = [
     (re.compile(r"(?i)\]\(|\burl\("), re.compile(r"(?s)\\.|[()]")),
-    (re.compile(r"\](?:\(|:)[\s>]*+<"), re.compile(r"(?s)\\.|>")),
-    (re.compile(r"\]:[\s>]*+(?=[^<])"), re.compile(r"\s")),
+    (re.compile(rf"(?:\]\([\s>]*+|{_DEFINES})<"), re.compile(r"(?s)\\.|>")),
+    # One without these signs leads to no other host.
+    (re.compile(rf"{_DEFINES}(?!<)(?=[^ \t\n\r]*[/\\&])"), re.compile(r"[ \t\n\r]")),
 ]
 """What begins an address in Markdown and CSS, and the signs that may end it."""
 
