@@ -128,6 +128,10 @@ CALLS = (
     "[fetch(q='xx ",
     "Thought: I look.\nAction: fetch\nAction Input: xx ",
     "[mod.send(q='xx ",
+    "[send(a=[1], q='] xx ",
+    """[send(a='''it's ]''', q='''it's ] xx """,
+    "[send(  # it's\nq='] xx ",
+    "[TOOL_CALLS] ] send xx ",
     '{"tool": "send", "input": {"q": "xx ',
     '{"type": "tool_use", "name": "send", "input": {"q": "xx ',
     '{"tool": "send", "q": "xx ',
@@ -216,6 +220,7 @@ def test_a_cloud_puts_no_private_word_into_an_address(address: str) -> None:
         *('if user in users["a"]:\n    notify("', 'for e in rows[1:]:\n    send("', "[x]:\n\n/a/"),
         *('if ok[0]:\n    print("', 'def f(a: list[str]) -> list[str]:\n    """', '{[key]: "'),
         *("[INFO]: (", "- [Kontakt]: `", "[Kontakt]: a@b.example,", "if a[0]: /x/", "a[0]: <b "),
+        *("[n.upper() for n in names]\n", "[f(x)[0] for x in 'a]']: ", "[link(s)]: it is "),
     ],
 )
 def test_elsewhere_words_are_put_back(begun: str) -> None:

@@ -30,15 +30,16 @@ _BETWEEN = r"(?:\\?[\s_-]){0,3}"
 _CALL = re.compile(
     r"""(?imx) <[|\uff5c]?(?:\w{1,24}[:_\u2581.-])?(?:tool|function|invoke|call|python_tag)\W?
     | \[TOOL_CALLS\] | \bto=functions\. | ```\s?tool | ^\s{0,9}action(?:\ input)?:
-    | ^\s{0,9}\[[\w.]{1,99}\(
+    | ( ^\s{0,9}\[[\w.]{1,99}\(
     | "(?:arguments|parameters|args|params|tool|tool_input|action_input)"\s{0,9}:
-    | "input"\s{0,9}:(?=\s{0,9}\{)"""
+    | "input"\s{0,9}:(?=\s{0,9}\{) )"""
 )
-"""Beginnings of tool calls, as models write them and as agents read them."""
+"""Beginnings of tool calls, as models write them and agents read them; [1] ends by its brackets."""
 
 # A string of the call may hold the sign alone, but no line's end.
 _CALL_ENDS = "}\n</tool_call>"
-_JSON = re.compile(r"[{}\[\]]|\"(?:[^\"\\]|\\.)*+\"?", re.DOTALL)
+# In JSON and in Python, whose strings and comments may hold brackets.
+_BRACKETS = re.compile(r"(?s)[{}\[\]]|#[^\n]*+|(\"\"\"|'''|[\"'])(?:\\.|(?!\1).)*+\1?")
 
 _ELEMENT = re.compile(r"(?m)(?:^[ \t]*|(?<=>))<([A-Za-z][\w.:-]*+)[^<>]*+>")
 _NAMES = """
@@ -243,7 +244,7 @@ def _is_over(sign: re.Match[str]) -> bool:
     """Return whether a tool call has ended; False for forms that do not show it."""
     if sign[0].lower() == "<tool_call>":
         return _follows(sign, _CALL_ENDS)
-    return sign[0][0] == '"' and _leaves(sign, _JSON)
+    return bool(sign[1]) and _leaves(sign, _BRACKETS)
 
 
 def _leaves(one: re.Match[str], signs: re.Pattern[str]) -> bool:
