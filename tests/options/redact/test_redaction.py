@@ -153,6 +153,8 @@ ADDRESSES = (
     "![x][1]\n\n[1]: //evil.example/\xa0",
     "![x](evil(x)(y) z",
     r"![x](evil\)/",
+    r"![x](//evil.example/\) z ",
+    "<style>p {background: url(\n\n/\\evil.example/",
     r"![x](< evil\> z ",
     "![x]( <evil) z ",
     "<https:evil.example/",
@@ -221,6 +223,7 @@ def test_a_cloud_puts_no_private_word_into_an_address(address: str) -> None:
         *('if ok[0]:\n    print("', 'def f(a: list[str]) -> list[str]:\n    """', '{[key]: "'),
         *("[INFO]: (", "- [Kontakt]: `", "[Kontakt]: a@b.example,", "if a[0]: /x/", "a[0]: <b "),
         *("[n.upper() for n in names]\n", "[f(x)[0] for x in 'a]']: ", "[link(s)]: it is "),
+        *("[path](C:\\) or\n\n", "[path](C:\\\n\n", "[x](a(b) or\n \n", "[x](<a\n\n"),
     ],
 )
 def test_elsewhere_words_are_put_back(begun: str) -> None:

@@ -62,9 +62,12 @@ _DEFINES = (
     r"(?<![^\n\r])(?:[ \t>]|[*+-][ \t]|\d{1,9}[.)][ \t])*+\[(?:[^\[\]\\]|\\[\s\S]){1,999}+\]:"
     r"[ \t>]*+(?:\r?\n|\r)?+[ \t>]*+"
 )
+_EMPTY = r"\n[ \t\r]*+\n"
 _LINKS = [
-    (re.compile(r"(?i)\]\(|\burl\("), re.compile(r"(?s)\\.|[()]")),
-    (re.compile(rf"(?:\]\([\s>]*+|{_DEFINES})<"), re.compile(r"(?s)\\.|>")),
+    (re.compile(r"(?i)\burl\("), re.compile(r"(?s)\\.|[()]")),
+    # An empty line ends a link, a blank does not for every renderer.
+    (re.compile(r"\]\("), re.compile(rf"\\[^\n]|[()]|{_EMPTY}")),
+    (re.compile(rf"(?:\]\([\s>]*+|{_DEFINES})<"), re.compile(rf"\\[^\n]|>|{_EMPTY}")),
     # One without these signs leads to no other host.
     (re.compile(rf"{_DEFINES}(?!<)(?=[^ \t\n\r]*[/\\&])"), re.compile(r"[ \t\n\r]")),
 ]
@@ -248,12 +251,15 @@ def _is_over(sign: re.Match[str]) -> bool:
 
 
 def _leaves(one: re.Match[str], signs: re.Pattern[str]) -> bool:
-    """Return whether more is closed than opened behind `one`; False where it is nested deeply."""
+    """Return whether blanks of `signs`, or more closed than opened, end what `one` begins.
+
+    False where it is nested deeply.
+    """
     depth = 0
     for sign in signs.finditer(one.string, one.end()):
-        depth += 1 if sign[0] in "{[(" else -1 if sign[0] in "}])>" or sign[0].isspace() else 0
-        if not 0 <= depth <= _DEEPEST:
-            return depth < 0
+        depth += 1 if sign[0] in "{[(" else -1 if sign[0] in "}])>" else 0
+        if sign[0].isspace() or not 0 <= depth <= _DEEPEST:
+            return depth <= _DEEPEST
     return False
 
 
