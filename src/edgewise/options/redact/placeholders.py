@@ -50,7 +50,8 @@ thinking title tr u ul var
 """
 _OF_TEXT = frozenset(_NAMES.split())  # elements that no agent reads as a call
 _ADDRESS = re.compile(
-    r"(?i)(?:\\?/){2}|www\.|(?<![^\W_])(?:(?:https?|ftp|wss?|javascript):|file:\\|mailto:\S*[?&])"
+    r"(?i)(?:\\?/){2}|www\.|(?<![^\W_])(?:(?:https?|ftp|wss?|javascript):|file:\\|"
+    r"mailto:(?:(?!mailto:)[^\s?&])*+[?&])"
 )
 """Addresses in any text. Without slashes only of what is fetched or run: other `a:b` is text."""
 
