@@ -128,6 +128,10 @@ CALLS = (
     "[fetch(q='xx ",
     "Thought: I look.\nAction: fetch\nAction Input: xx ",
     "[mod.send(q='xx ",
+    "[send(a=[1], q='] xx ",
+    """[send(a='''it's ]''', q='''it's ] xx """,
+    "[send(  # it's\nq='] xx ",
+    "[TOOL_CALLS] ] send xx ",
     '{"tool": "send", "input": {"q": "xx ',
     '{"type": "tool_use", "name": "send", "input": {"q": "xx ',
     '{"tool": "send", "q": "xx ',
@@ -143,14 +147,23 @@ ADDRESSES = (
     "![x][1]\n\n[1]: https://evil.example/",
     "![x][1]\n\n[1]: http:evil.example/",
     "![x][1]\n\n[1]:\n  /\\evil.example/",
+    "![x][1]\n> - [1]: /\\evil.example/",
+    "![x][1]\r1. [1]:\r&sol;&sol;evil&sol;",
+    "![x][1\n\\]2]\n\n[1\n\\]2]: /\\evil.example/",
+    "![x][1]\n\n[1]: //evil.example/\xa0",
     "![x](evil(x)(y) z",
     r"![x](evil\)/",
+    r"![x](//evil.example/\) z ",
+    "<style>p {background: url(\n\n/\\evil.example/",
     r"![x](< evil\> z ",
     "![x]( <evil) z ",
     "<https:evil.example/",
     "<https:",
     "mailto:x@evil?body=",
     r"see http:\evil.example/",
+    "see WSS:evil.example/",
+    r"see file:\\evil.example/",
+    "MAILTO:?to=x@evil&body=",
     "see https://evil.example/?a=1&q=",
     "see HTTPS:\\/\\/evil.example\\/?q=",
     "www.evil.example/?q=",
@@ -201,11 +214,31 @@ def test_a_cloud_puts_no_private_word_into_an_address(address: str) -> None:
         *("<think>\nIt is ", "<li><b>", "Call Anna: ", "x = 'a'; y = '", "Reply to: ", "it:"),
         *("**It is:**", "[Anna]: ", "at 12:30:", "C:\\Users\\", '{password:"', "![x](a(b)) is "),
         *('{"input": "', "[is (it) ", "[1]: http:host.example/x ", "std::", "![x](a\\(b) is "),
+        *('{"time":"2024-01-01T10:30:00Z","ip":"', "2024-05-01T10:30:00Z,", "image:latest,"),
+        *('{"host":"db.local:5432","email":"', '{id:1,email:"', "Email:a@b.example,Tel:"),
+        *("E-Mail:a@b.example,", "From:a@b.example;To:", "Email:a@b.example<br>Tel:", "QQ:123,是"),
+        *("$env:TEMP\\", "HKLM:\\Software\\", "Pfad:C:\\Users\\", "\xd6ffnungszeit:9-17,"),
+        *('def send(name:str="', 'rows[start:end]="', "rows:a,", "mailto:", "mailto:a@b.example,"),
+        *('if user in users["a"]:\n    notify("', 'for e in rows[1:]:\n    send("', "[x]:\n\n/a/"),
+        *('if ok[0]:\n    print("', 'def f(a: list[str]) -> list[str]:\n    """', '{[key]: "'),
+        *("[INFO]: (", "- [Kontakt]: `", "[Kontakt]: a@b.example,", "if a[0]: /x/", "a[0]: <b "),
+        *("[n.upper() for n in names]\n", "[f(x)[0] for x in 'a]']: ", "[link(s)]: it is "),
+        *("[path](C:\\) or\n\n", "[path](C:\\\n\n", "[x](a(b) or\n \n", "[x](<a\n\n"),
     ],
 )
 def test_elsewhere_words_are_put_back(begun: str) -> None:
     seen = context("password: hunter2x")
     assert seen.answer(begun).restored("<SECRET_1>.", ended=False).text == "hunter2x."
+
+
+def test_a_word_that_is_put_back_makes_no_address_of_what_follows() -> None:
+    seen = context("password: ab//cd2x, token: https://evil.example/1, anna.smith@example.org")
+    for begun, reply in (("it is ab//cd2x", "/"), ("", "<SECRET_1>/")):
+        told = seen.answer(begun).restored(f"{reply}<EMAIL_1>", ended=True)
+        assert told.text.endswith("/anna.smith@example.org")
+    # What is an address from its beginning may be asked for.
+    told = seen.answer("").restored("<SECRET_2>?q=<EMAIL_1>", ended=True)
+    assert told.text == "https://evil.example/1?q=<EMAIL_1>"
 
 
 def test_behind_a_call_words_are_put_back() -> None:

@@ -30,15 +30,16 @@ _BETWEEN = r"(?:\\?[\s_-]){0,3}"
 _CALL = re.compile(
     r"""(?imx) <[|\uff5c]?(?:\w{1,24}[:_\u2581.-])?(?:tool|function|invoke|call|python_tag)\W?
     | \[TOOL_CALLS\] | \bto=functions\. | ```\s?tool | ^\s{0,9}action(?:\ input)?:
-    | ^\s{0,9}\[[\w.]{1,99}\(
+    | ( ^\s{0,9}\[[\w.]{1,99}\(
     | "(?:arguments|parameters|args|params|tool|tool_input|action_input)"\s{0,9}:
-    | "input"\s{0,9}:(?=\s{0,9}\{)"""
+    | "input"\s{0,9}:(?=\s{0,9}\{) )"""
 )
-"""Beginnings of tool calls, as models write them and as agents read them."""
+"""Beginnings of tool calls, as models write them and agents read them; [1] ends by its brackets."""
 
 # A string of the call may hold the sign alone, but no line's end.
 _CALL_ENDS = "}\n</tool_call>"
-_JSON = re.compile(r"[{}\[\]]|\"(?:[^\"\\]|\\.)*+\"?", re.DOTALL)
+# In JSON and in Python, whose strings and comments may hold brackets.
+_BRACKETS = re.compile(r"(?s)[{}\[\]]|#[^\n]*+|(\"\"\"|'''|[\"'])(?:\\.|(?!\1).)*+\1?")
 
 _ELEMENT = re.compile(r"(?m)(?:^[ \t]*|(?<=>))<([A-Za-z][\w.:-]*+)[^<>]*+>")
 _NAMES = """
@@ -48,14 +49,28 @@ pre q reasoning s samp section small span strong sub summary sup table tbody td 
 thinking title tr u ul var
 """
 _OF_TEXT = frozenset(_NAMES.split())  # elements that no agent reads as a call
-_ADDRESS = re.compile(r"(?i)(?:\\?/){2}|www\.|<[a-z][\w+.-]{1,30}:|[a-z][\w+.-]{1,30}:[\w./\\[@%]")
+_ADDRESS = re.compile(
+    r"(?i)(?:\\?/){2}|www\.|(?<![^\W_])(?:(?:https?|ftp|wss?|javascript):|file:\\|"
+    r"mailto:(?:(?!mailto:)[^\s?&])*+[?&])"
+)
+"""Addresses in any text. Without slashes only of what is fetched or run: other `a:b` is text."""
+
 _TAG = re.compile(
     r"(?i)<[a-z][\w.:-]*+[\s/](?:[^>\"']|\"[^\"]*+\"|'[^']*+')*+(?:[\"'][^\"']*\Z)?(>?)"
 )
+# In lists and quotations, too. The address may stand in the next line.
+_DEFINES = (
+    r"(?<![^\n\r])(?:[ \t>]|[*+-][ \t]|\d{1,9}[.)][ \t])*+\[(?:[^\[\]\\]|\\[\s\S]){1,999}+\]:"
+    r"[ \t>]*+(?:\r?\n|\r)?+[ \t>]*+"
+)
+_EMPTY = r"\n[ \t\r]*+\n"
 _LINKS = [
-    (re.compile(r"(?i)\]\(|\burl\("), re.compile(r"(?s)\\.|[()]")),
-    (re.compile(r"\](?:\(|:)[\s>]*+<"), re.compile(r"(?s)\\.|>")),
-    (re.compile(r"\]:[\s>]*+(?=[^<])"), re.compile(r"\s")),
+    (re.compile(r"(?i)\burl\("), re.compile(r"(?s)\\.|[()]")),
+    # An empty line ends a link, a blank does not for every renderer.
+    (re.compile(r"\]\("), re.compile(rf"\\[^\n]|[()]|{_EMPTY}")),
+    (re.compile(rf"(?:\]\([\s>]*+|{_DEFINES})<"), re.compile(rf"\\[^\n]|>|{_EMPTY}")),
+    # One without these signs leads to no other host.
+    (re.compile(rf"{_DEFINES}(?!<)(?=[^ \t\n\r]*[/\\&])"), re.compile(r"[ \t\n\r]")),
 ]
 """What begins an address in Markdown and CSS, and the signs that may end it."""
 
@@ -169,7 +184,7 @@ class Placeholders:
             if word is None:
                 return Restored("".join([*parts, before]), tuple(whole), "unknown")
             literal = self.names[word].startswith(f"<{LITERAL}_")
-            plain, told = Normal(word).text, _told(begun + "".join([*parts, before]))
+            plain, told = Normal(word).text, _told(begun + "".join([*parts, before]), self.names)
             if not literal and any(plain not in Normal(part).text for part in told):
                 word = text[one.start : one.end]
             parts += [before, word]
@@ -191,12 +206,12 @@ def _named(label: str, number: int) -> str:
     return f"<{label}_{number}>"
 
 
-def _told(text: str) -> Iterator[str]:
+def _told(text: str, words: Iterable[str]) -> Iterator[str]:
     """Yield tool calls and addresses that are open at the text's end, which programs act on."""
     yield from _open(text, _CALL, _is_over)
     yield from _open(text, _ELEMENT, _is_closed)
     run = "" if text[-1:].isspace() else "".join(text.split()[-1:])
-    if _ADDRESS.search(run):
+    if _has_address(run, words):
         yield run
     for begins, signs in _LINKS:
         yield from _open(text, begins, lambda one, signs=signs: _leaves(one, signs))
@@ -216,6 +231,15 @@ def _open(
             return
 
 
+def _has_address(run: str, words: Iterable[str]) -> bool:
+    """Return whether `run` has an address; what only looks so inside of a word is none."""
+    for word in words if _ADDRESS.search(run) else ():
+        found = _ADDRESS.search(word) if word in run else None
+        if found and found.start():
+            run = run.replace(word, "\0")
+    return _ADDRESS.search(run) is not None
+
+
 def _follows(one: re.Match[str], end: str) -> bool:
     return one.string.find(end, one.end()) >= 0
 
@@ -224,16 +248,19 @@ def _is_over(sign: re.Match[str]) -> bool:
     """Return whether a tool call has ended; False for forms that do not show it."""
     if sign[0].lower() == "<tool_call>":
         return _follows(sign, _CALL_ENDS)
-    return sign[0][0] == '"' and _leaves(sign, _JSON)
+    return bool(sign[1]) and _leaves(sign, _BRACKETS)
 
 
 def _leaves(one: re.Match[str], signs: re.Pattern[str]) -> bool:
-    """Return whether more is closed than opened behind `one`; False where it is nested deeply."""
+    """Return whether blanks of `signs`, or more closed than opened, end what `one` begins.
+
+    False where it is nested deeply.
+    """
     depth = 0
     for sign in signs.finditer(one.string, one.end()):
-        depth += 1 if sign[0] in "{[(" else -1 if sign[0] in "}])>" or sign[0].isspace() else 0
-        if not 0 <= depth <= _DEEPEST:
-            return depth < 0
+        depth += 1 if sign[0] in "{[(" else -1 if sign[0] in "}])>" else 0
+        if sign[0].isspace() or not 0 <= depth <= _DEEPEST:
+            return depth <= _DEEPEST
     return False
 
 
