@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterable
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 
@@ -21,11 +21,20 @@ class Background:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def close(self, last: Coroutine[Any, Any, Any]) -> None:
-        """Run `last`, then stop."""
+        """Run `last`, end what is left, then stop."""
         self.do(last)
+        self.do(_end_others())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+async def _end_others() -> None:
+    """A TLS handshake that goes on as its server closes is a task of nobody."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 class Served(Background):
@@ -61,5 +70,11 @@ class Served(Background):
         return int(runner.addresses[0][1])
 
     async def _hang_up(self) -> None:
+        sites = [cast("Any", site) for runner in self.runners for site in runner.sites]
+        for listening in [one for site in sites for one in site._server.sockets]:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        # What was accepted becomes a connection, which its application can close.
+        for _ in range(5):
+            await asyncio.sleep(0)
         await asyncio.gather(*(runner.cleanup() for runner in self.runners))
         self.runners.clear()
