@@ -17,6 +17,7 @@ from edgewise.addresses import bundled
 from edgewise.cloud.hosts import hosts_of, require_near
 from edgewise.edge.base import EdgeOptions, EdgeSession, Floats, Needs, Tokenizer
 from edgewise.edge.served import dialect, server
+from edgewise.edge.served import session as sessions
 from edgewise.edge.served.model import ServedEdge, open_server
 from edgewise.edge.served.session import AHEAD
 from edgewise.edge.vocabulary import bytes_of
@@ -748,6 +749,8 @@ def test_a_server_that_ends_each_connection_is_asked_who_it_is_now_and_then(
 ) -> None:
     """Seen: mlx_lm.server looked through its disk's models at each correction."""
     with llama_edge(program="mlx_lm.server", closes=closes) as served:
+        # So long that no load of the machine outlasts it.
+        monkeypatch.setattr(sessions, "RECHECK", 600.0)
         session = begun(served)
         session.step()
         asked = len(served.keys) - len(served.requests)
@@ -756,7 +759,7 @@ def test_a_server_that_ends_each_connection_is_asked_who_it_is_now_and_then(
             session.step()
         assert len(served.keys) - len(served.requests) == asked
         served.replace()
-        monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + server.RECHECK)
+        monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 600.0)
         session.extend([996])
         with pytest.raises(EdgeError):
             session.step()
@@ -767,10 +770,11 @@ def test_corrections_put_off_no_question_who_the_server_is(
 ) -> None:
     """Behind a proxy that ends each connection: what the slots do tells of no model."""
     with llama_edge(closes="close", slots=2, lingers=0) as served:
+        monkeypatch.setattr(sessions, "RECHECK", 600.0)
         session = begun(served)
         session.step()
         served.replace()
-        some = 0.7 * server.RECHECK
+        some = 0.7 * 600.0
         monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + some)
         session.extend([999])
         session.step()
