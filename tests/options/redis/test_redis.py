@@ -124,17 +124,17 @@ async def test_a_redis_that_goes_and_comes_back(told: Told) -> None:
 async def test_a_redis_that_stalls_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It reads what was sent when it goes on, so a second request would be added to the first."""
     require_redis()
-    monkeypatch.setattr("edgewise.options.redis.store.ANSWER_SECONDS", 0.4)
+    monkeypatch.setattr("edgewise.options.redis.store.ANSWER_SECONDS", 1.0)
     port = free_port()
     with redis_server(port) as server, Redis(port=port) as other:
         made = RedisLimits(f"redis://127.0.0.1:{port}")
         await made.add("stalled", 20_000, 5, 10)
         for tokens in (5, -5):
             server.send_signal(signal.SIGSTOP)
-            asyncio.get_running_loop().call_later(0.6, server.send_signal, signal.SIGCONT)
+            asyncio.get_running_loop().call_later(1.5, server.send_signal, signal.SIGCONT)
             with pytest.raises(LimitsDown):
                 await made.add("stalled", 20_000, tokens, 100)
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(1.0)
             # Or not at all, where it never came to be sent.
             assert other.get("edgewise:tokens:20000:stalled") in (b"5", b"10")
         await made.close()
