@@ -213,7 +213,7 @@ class LlamaServerEngine(HttpEngine):
 
     def _forget_slot_use(self) -> None:
         self._starts += 1
-        self._apart, self.renewed = None, False
+        self._apart = None
 
     async def _slot_use(self) -> tuple[SlotTable | None, bool]:
         """Return the slots (or None) and whether they keep prompts apart, by a probe at first."""
@@ -233,6 +233,8 @@ class LlamaServerEngine(HttpEngine):
             total = (await self._props()).total_slots
         except (CloudRejected, CloudProtocolError):
             total = None
+        # A connection that this opened leads to the server that is looked at.
+        self.renewed = False
         if total is None:
             return False
         # A server that was started anew holds less than the table says, never more.
