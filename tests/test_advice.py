@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
 from edgewise.advice import (
     ANSWER,
@@ -38,6 +37,7 @@ from edgewise.testing import ScriptedCloud, ScriptedEdge, noise
 from edgewise.testing.link import Link, Quality
 from edgewise.testing.scripted_edge import EOS, SIZE
 from edgewise_lab.bench.pace import EnginePace, Pace, PacedEdge
+from tests.doubles.paced_engine import PacedEngine
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.llama_server_process import llama_server
 

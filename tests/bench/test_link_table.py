@@ -4,16 +4,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from benchmarks.link import silences
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
 from edgewise.errors import CloudError, CloudUnavailable, UsageError
-from edgewise.loop import policy
-from edgewise.loop.policy import SHORTEST_DEADLINE
 from edgewise.routers.untrained import MaxProb
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.bench.link import SYSTEMS, Conditions, LinkBench, LinkRow, http_target
-from edgewise_lab.bench.pace import Pace, PacedEdge
+from edgewise_lab.bench.pace import Pace
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.server_process import free_port
@@ -116,17 +113,6 @@ def test_an_engines_time_delays_as_the_link_does(engine: ScriptedEngine) -> None
     lossy = bench(engine.url, questions=1).row(slow._replace(engine=0.0, loss=1.0))
     assert lossy.loss == 1.0
     assert lossy.waiting_gaps.p99 >= 0.2
-
-
-def test_a_link_that_goes_dead_is_silent_for_a_deadline(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(policy, "SHORTEST_DEADLINE", SHORTEST_DEADLINE)
-    edge = ScriptedEdge(replying(TEXT, prompt=PROMPT, unsure=UNSURE))
-    paced = PacedEdge(edge, Pace((1, 8), (STEP, 1.2 * STEP)))
-    longest = silences(paced, MaxProb(), engine.url, connect, HALFWAY.speculating, task(1), 0.01)
-    assert len(longest) == 1
-    assert STEP <= longest[0] < 2.5
 
 
 def test_an_engine_that_is_not_there_is_an_error_and_the_link_is_closed() -> None:

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.paced_engine import PacedEngine
 from edgewise.addresses import bundled
 from edgewise.advice import DecodedPace
 from edgewise.cloud.base import CloudModel
@@ -26,6 +25,7 @@ from edgewise.settings import Settings
 from edgewise.testing import ScriptedCloud, noise
 from edgewise_lab.bench.pace import EnginePace
 from tests.cli.conftest import Edgewise
+from tests.doubles.paced_engine import PacedEngine
 from tests.doubles.scripted_engine import ScriptedEngine, Twisted
 from tests.doubles.scripted_text import ScriptedText
 from tests.doubles.served_edge import PROGRAMS, WRITTEN, llama_edge

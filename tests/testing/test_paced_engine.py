@@ -4,7 +4,7 @@ from contextlib import closing
 
 import httpx
 
-from benchmarks.paced_engine import PacedEngine
+from tests.doubles.paced_engine import PacedEngine
 from tests.doubles.scripted_engine import ScriptedEngine
 
 
