@@ -99,14 +99,14 @@ class Verified(msgspec.Struct, frozen=True, array_like=True):
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The cloud's answer to a consult: tokens that it wrote, or verdicts on draft tokens.
 
-    `logprobs` (nats) and `top` (the candidates, may be empty) have one item for each of `ids`.
-    `stopped`: the cloud ended the answer. `verified` has a verdict for each draft token that was to
-    be verified. A cloud that verifies whole passages of text gives none: `stand` says how many
-    draft tokens it accepts, from the first on, and `ids` replace the rest.
+    `logprobs` (nats or None) has an item for each of `ids`; so has `top` (the likeliest ids), or it
+    is empty. `stopped`: the cloud ended the answer. `verified` has a verdict for each draft token
+    sent for verification. A cloud that verifies passages of text gives none: it accepts the first
+    `stand` draft tokens, and `ids` replace the rest.
 
-    `cached` and `computed` count prompt tokens by the engine's usage report, None without one;
-    `prompt` is all that it bills, cached or not; `engine_seconds` is the time it reports. `written`
-    is how many output tokens it counts, in its own vocabulary; None: as many as `ids`.
+    By the engine's usage report, None without one: `cached` and `computed` (prefilled) count prompt
+    tokens, `prompt` all that are billed, `engine_seconds` is its time. `written` is how many output
+    tokens it counts, in its own vocabulary; None: as many as `ids`.
     """
 
     ids: tuple[int, ...]

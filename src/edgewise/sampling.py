@@ -20,9 +20,9 @@ _LIKELY = 64  # ids sorted first: sorting all of a large vocabulary takes half a
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling parameters of an answer, used by both models.
 
-    `temperature` 0 is greedy, and so is any below 1e-5, which float32 cannot divide by. `top_k` 0,
-    `top_p` 1 and `min_p` 0 switch those filters off. Creating one raises `UsageError` for a value
-    out of range.
+    `temperature` (0 to 100) is greedy below 1e-5, as in vLLM; so is `top_k` 1. `top_k` 0, `top_p` 1
+    and `min_p` 0 switch these filters off. Creating one raises `UsageError` for a value out of
+    range.
     """
 
     temperature: float = 0.0

@@ -107,7 +107,7 @@ class LocalSession(CloudSession):
     def close(self) -> None:
         """End the session and return at once; the thread frees the KV cache, then ends.
 
-        Consults that wait fail; one that runs fails at its next token.
+        Consults that wait fail; one that runs fails before its next token or batch of ids, if any.
         """
         if not self._closing.is_set():
             self._closing.set()

@@ -102,7 +102,7 @@ class Billing:
             self._sent.append(np.asarray(ids, np.int32))
 
     def sent_before(self, ids: Sequence[int]) -> int:
-        """Return how many leading `ids` a remembered answer sent: the provider may cache these."""
+        """Return how many leading `ids` an earlier answer sent (`remember`): they may be cached."""
         wanted, most = np.asarray(ids, np.int32), 0
         with self._lock:
             earlier = list(self._sent)

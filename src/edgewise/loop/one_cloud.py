@@ -72,7 +72,7 @@ class Flight(msgspec.Struct, eq=False):
 
 
 class Tier:
-    """A cloud with its threshold, its share of the tokens, circuit breaker, budget and latency."""
+    """A cloud in the chain of clouds: its limits (see `__init__`), circuit breaker and latency."""
 
     def __init__(
         self,

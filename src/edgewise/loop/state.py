@@ -194,9 +194,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         return replace(decision, ask=min(decision.ask, rules.max_tokens - self.index))
 
     def expecting(self, ask: int, rules: Rules) -> "State":
-        """Return the state in which drafts begin, while a request for `ask` tokens is in flight.
+        """Return the state that drafts start from, while a request for `ask` tokens is in flight.
 
-        The drafts assume that the request brings all its tokens, or words.
+        `ask` counts words if the cloud has another vocabulary. The drafts assume that all come.
         """
         # The cost of a word is known once it is drafted.
         charged = ask if rules.boundaries is None else 0

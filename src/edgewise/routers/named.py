@@ -50,7 +50,7 @@ def runs_code(name: str) -> bool:
 
 
 def router_named(name: str) -> Router:
-    """Return the router `name` ("entropy"). Raises `UsageError` if unknown, broken or trained."""
+    """Return an untrained router by name. Raises `UsageError` if unknown, broken or trained."""
     if name.startswith(_CONSTANT):
         return _constant(name)
     if name not in ROUTERS:

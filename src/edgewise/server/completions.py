@@ -231,7 +231,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> dict[str, Any]:
-    """Return the edge model's special tokens, chat template and context size, as vLLM does."""
+    """Return the edge model's BOS and EOS text, chat template and context size, by vLLM's names."""
     edge = pair_of(request).edge
     tokenizer = edge.tokenizer
     return {

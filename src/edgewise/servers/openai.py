@@ -214,10 +214,10 @@ class VllmServer(IdServer, LmStudioServer):
         )
 
     def score(self, asked: Wanted) -> Request:
-        """Return a request with a prompt for each id to score: all ids that precede that id.
+        """Return a request with one prompt for each of the last `asked.n` ids: the ids before it.
 
-        vLLM writes one token after each prompt; its candidates show the logprob of the id.
-        Each prompt has one id more than the one before, so the prefix cache holds the rest.
+        vLLM writes one token after each; the scored id's logprob is there if it is in the top 20.
+        Each prompt has one id more than the one before, so the prefix cache holds its full blocks.
         """
         ids = asked.ids
         prompts = [ids[:end] for end in range(len(ids) - asked.n, len(ids))]

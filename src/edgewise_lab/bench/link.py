@@ -98,7 +98,7 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way:
-    """One of the three compared systems, with its answers to the questions asked so far.
+    """A compared system (edge alone, waiting pair or speculating pair) with its answers so far.
 
     `right` says for each answer whether it is right.
     """

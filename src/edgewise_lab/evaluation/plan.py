@@ -392,11 +392,11 @@ AGREEMENT = (
 def warnings(task: Task, contenders: Sequence[Contender], table: Sequence[Row]) -> list[str]:
     """Return warnings about the figures in `table`, one sentence each.
 
-    They name routers of `contenders` that were trained or calibrated on another task, systems that
-    missed their cloud share, and a task without right answers. A share is missed if its whole 95 %
-    interval lies above 1.25 times, or below 0.75 times (`FAR`), the share asked for. The system
-    "query-level", in which the cloud writes whole answers, is not checked: its share is only an
-    upper limit.
+    They tell of routers of `contenders` that were trained or calibrated on another task, of systems
+    that missed their cloud share, and of questions without a reference answer. A share is missed if
+    its whole 95 % interval lies above 1.25 times, or below 0.75 times (`FAR`), the share asked for.
+    The system "query-level", in which the cloud writes whole answers, is not checked: there the
+    share asked for is only an upper limit.
     """
     sentences = [] if task.known else [AGREEMENT]
     sentences += [_made_for_others(task, contender) for contender in contenders]

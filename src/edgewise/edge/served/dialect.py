@@ -155,9 +155,9 @@ class Dialect:
                     return
 
     def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken | None:
-        """Return the next token after `ids`, at which `stream` ended for lack of candidates.
+        """Request one token after `ids`, where `stream` ended for lack of candidates; return it.
 
-        None if it is not requested alone, but by `stream`, where `top` and `seed` are described.
+        None if the server has no such request: call `stream` again. `top`, `seed`: as in `stream`.
         """
         wanted = self._whole_of(list(ids), 1, top, seed)
         if (asked := self.kind.single(wanted, self.end.token)) is None:
