@@ -1,4 +1,4 @@
-"""`python -m edgewise`."""
+"""Runs the command line, as `python -m edgewise`."""
 
 from edgewise.cli.main import main
 

@@ -18,12 +18,12 @@
     hf.co/owner/repo:Q4_K_M, https://HUB/owner/repo/..., https://ollama.com/library/NAME
                                  an address copied from a page of the hub or of Ollama's library
 
-All but paths may be written in any case. If several files fit a name, the first by name is taken.
-Projectors (mmproj) and importance matrices (imatrix) are taken only if named in full. Of a split
-file all parts are fetched.
+All but paths, revisions and `hf://` may be written in any case. Of several files that fit a name
+the first by name is taken. Projectors (mmproj) and importance matrices (imatrix) are taken only if
+named in full. Of a split file all parts are fetched.
 
-`edgewise.hub.client` downloads; it is imported only for an address on the hub. The hub is asked
-once. If it does not answer, the files of earlier downloads are used.
+`edgewise.hub.client` downloads; it is imported only for an address on the hub. A process lists a
+repository once. If the hub does not answer, the files of earlier downloads are used.
 """
 
 import os
@@ -105,9 +105,9 @@ def is_url(address: str) -> bool:
 def with_scheme(address: str) -> str:
     """Return `address` with `http://` added if it is a port of this device, such as localhost:80.
 
-    Any other address is returned unchanged: for another host the user must choose http or https,
-    since an API key is sent there. The hosts 0.0.0.0 and [::], which servers that listen everywhere
-    print as their address, are replaced by 127.0.0.1 and [::1].
+    For another host no scheme is added: the user must choose http or https, since an API key is
+    sent there. The hosts 0.0.0.0 and [::], which servers that listen everywhere print as their
+    address, are replaced by 127.0.0.1 and [::1] if a port follows.
     """
     if found := _ANYWHERE.match(address):
         here = "127.0.0.1" if found[2].startswith("0") else "[::1]"
@@ -116,7 +116,7 @@ def with_scheme(address: str) -> str:
 
 
 def without_endpoint(url: str) -> str:
-    """Return `url` (or a URL's path) without an endpoint at its end, such as `/v1/models`."""
+    """Return `url` (or a URL's path) without an API endpoint at its end: /v1, /v1/models, ..."""
     # Only the end is cut: no parser changes the rest between a check and a connection.
     return _ENDPOINT.sub("", url).rstrip("/")
 
@@ -124,7 +124,7 @@ def without_endpoint(url: str) -> str:
 def each(addresses: str) -> list[str]:
     """Split a comma-separated list of clouds' addresses, and complete each as `with_scheme` does.
 
-    If there is a file with the whole text as its name, the list has only this name, unchanged.
+    If a file or folder has the whole text as its path, the list has only this path, unchanged.
     """
     if os.path.exists(from_home(addresses)):
         return [addresses]
@@ -137,10 +137,10 @@ def from_home(name: str | Path) -> Path:
 
 
 def user_path(kind: Literal["cache", "state"], name: str) -> Path | None:
-    """Return the path of this user's file or folder `name`; None for a user without a home folder.
+    """Return the path (not created) of this user's file or folder `name`; None without a home.
 
-    By default it is ~/.cache/edgewise/`name` or ~/.local/state/edgewise/`name`, on Windows too. The
-    variables XDG_CACHE_HOME and XDG_STATE_HOME may name other parents. Nothing is created.
+    By default it is ~/.cache/edgewise/`name` or ~/.local/state/edgewise/`name`, on Windows too. An
+    absolute path in XDG_CACHE_HOME or XDG_STATE_HOME replaces ~/.cache or ~/.local/state.
     """
     variable, folder = _USER_FOLDERS[kind]
     # A relative one is ignored.
@@ -156,12 +156,12 @@ def is_path(name: str) -> bool:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the path of the folder `name`, with ~ replaced; None if there is no such folder."""
+    """Return the folder `name`, or None if there is none. Raises `AddressError` if ambiguous."""
     return from_home(name) if name and _is(name, Path.is_dir) else None
 
 
 def hub_address(address: str) -> HubAddress | None:
-    """Parse an address on the Hugging Face hub, such as owner/repo, offline; None for any other."""
+    """Parse an address on the Hugging Face hub, such as owner/repo; None for any other."""
     address = _pasted(address) or address
     if match := _FILE.fullmatch(address):
         return HubAddress(match["repo"], match["revision"], None, match["file"])
@@ -243,7 +243,7 @@ def resolve_tokenizer(address: str) -> Path:
 class ModelFiles(NamedTuple):
     """The files of a model that is not GGUF: they show which edge engine can open the model.
 
-    An edge engine is a library that runs edge models. `names` are the file names in its folder,
+    An edge engine is a library that runs edge models. `names` are the files in the model's folder,
     `config` is the path of its `config.json`, and `library` is the hub's `library_name`, such as
     "transformers" or "mlx".
     """
@@ -254,7 +254,7 @@ class ModelFiles(NamedTuple):
 
 
 def model_files(address: str) -> ModelFiles | None:
-    """Return the files of the model at `address`; None for GGUF files and unknown addresses.
+    """Return the files of the model at `address`; None for a GGUF model or an unknown address.
 
     From a hub repository only `config.json` is downloaded. Raises `AddressError`.
     """
@@ -276,8 +276,9 @@ def model_files(address: str) -> ModelFiles | None:
 def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
     """Return the path of the folder of the model at `address`, and that folder's name.
 
-    From a hub repository the files are downloaded whose names end with one of `reads`; the name is
-    the repository's, without its owner, or that of a folder in it. Raises `AddressError`.
+    From a hub repository the files are downloaded whose names end with one of `reads` (but no
+    `consolidated*`); the name is the repository's, without its owner, or that of the folder that
+    `address` names in it. Raises `AddressError`.
     """
     if folder := local_folder(address):
         return folder, folder.resolve().name
@@ -351,8 +352,7 @@ def _repository(address: HubAddress, setting: str | None) -> "Repository":
 
 
 def _listed(address: HubAddress, setting: str) -> "tuple[Repository, str, list[str]]":
-    """Return a repository, the folder in it (with a slash; "" is the root), and that folder's
-    files."""
+    """Return a repository, the folder in it ("" or with a slash at the end), and its files."""
     repository = _repository(address, setting)
     inside = f"{address.file.rstrip('/')}/" if address.file is not None else ""
     names = [one.removeprefix(inside) for one in repository.names if one.startswith(inside)]
@@ -401,7 +401,7 @@ def _unknown(address: str, role: Role) -> AddressError:
 
 
 def _elsewhere(address: str) -> str | None:
-    """Return the full address of a model of another program that was named without the program."""
+    """Return Ollama's or LM Studio's address for a name without prefix, or None if none fits."""
     from edgewise.hub.disk import disk_models
 
     wanted = address.lower()

@@ -82,7 +82,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the formulas compute from; times are in seconds.
+    """The measured inputs of this module's formulas; times are in seconds.
 
     `step` is the edge model's time per token, and `cloud_token` the cloud model's when it streams
     (None: not measured). A consult (a request to the cloud model) takes `round_trip` on the link
@@ -157,7 +157,7 @@ def advise(
 
     `routing` and `streaming` are measured seconds per token, as in `Advice`; without them formulas
     give them. `local` words the advice for a cloud model on this device, where nothing is billed
-    without a price. `place` ends the sentence about speeds: for which answers they hold.
+    without a price. `place` says, in the sentence about speed, for which answers the speeds hold.
     """
     speeds: dict[System, float] = {
         "edge": conditions.step,
@@ -232,7 +232,8 @@ def decoded(
     """Time answers of the edge alone, the pair and the cloud alone to two prompts.
 
     They answer the first prompt in this order, the second in reverse, each with `DECODED` / 2
-    tokens at most. `done` is called after each of the six answers. Raises a `CloudError`.
+    tokens at most. `done` is called after each of the six answers. Raises a `CloudError` if the
+    cloud does not answer.
     """
     most, budgets = DECODED // len(_WRITTEN), [Budget()]
 
@@ -258,7 +259,7 @@ def decoded(
 
 
 class _Pace:
-    """Seconds, and the number of tokens written in them."""
+    """The seconds that one system's answers took, and the number of tokens in them."""
 
     seconds, tokens = 0.0, 0
 

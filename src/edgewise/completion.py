@@ -70,7 +70,7 @@ class Outgoing:
 
 
 Recorder = Callable[[Sequence[int]], Outgoing]
-"""A function that starts the record of what leaves about a sequence of token ids."""
+"""A function that returns the `Outgoing` to count what is sent about a sequence of token ids."""
 
 
 def metered(so_far: _Number | None, more: _Number | None) -> _Number | None:
@@ -99,14 +99,14 @@ class Verified(msgspec.Struct, frozen=True, array_like=True):
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """The cloud's answer to a consult: tokens that it wrote, or verdicts on draft tokens.
 
-    `logprobs` (nats or None) has an item for each of `ids`; so has `top` (the likeliest ids), or it
-    is empty. `stopped`: the cloud ended the answer. `verified` has a verdict for each draft token
-    sent for verification. A cloud that verifies passages of text gives none: it accepts the first
-    `stand` draft tokens, and `ids` replace the rest.
+    `logprobs` (nats or None) has an item for each of `ids`, and so has `top` (the likeliest ids)
+    unless it is empty. `stopped`: the cloud ended the answer. `verified` has a verdict for each
+    draft token sent for verification; it is empty if the cloud verifies passages of text. Such a
+    cloud accepts the first `stand` draft tokens, and `ids` replace the rest.
 
     By the engine's usage report, None without one: `cached` and `computed` (prefilled) count prompt
-    tokens, `prompt` all that are billed, `engine_seconds` is its time. `written` is how many output
-    tokens it counts, in its own vocabulary; None: as many as `ids`.
+    tokens, `prompt` all billed prompt tokens; `engine_seconds` is the engine's own time; `written`
+    counts output tokens in the cloud's vocabulary (None: as many as `ids`).
     """
 
     ids: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Every error that Edgewise raises on purpose.
+"""The errors that Edgewise raises on purpose; modules add subclasses.
 
     EdgewiseError
     +-- UsageError               something the user gave; exit code 2, HTTP 400
@@ -20,8 +20,8 @@
         |   +-- Blocked          nothing was sent: it may not leave the device
         +-- CloudProtocolError   the reply was not what the engine promises
 
-Each says what is wrong and, in `hint`, what to do about it. `setting` names the setting to change;
-the command line and the server add its flag or field.
+Each says what is wrong. `hint`, if set, says what to do about it, and `setting` names the setting
+to change; the command line and the server add its flag or field.
 """
 
 from typing import Any, ClassVar, Literal
@@ -55,7 +55,7 @@ class EdgewiseError(Exception):
         self.hint, self.setting, self.request_id = hint, setting, request_id
 
     def __str__(self) -> str:
-        """The message with its hint and its request, as one sentence."""
+        """Return message, hint, `request_id` and `where`, those that are set, as one sentence."""
         parts = [self.message, *([self.hint] if self.hint else [])]
         said = "; ".join(part.rstrip(".") for part in parts)
         request = self.request_id and f"request {self.request_id}"
@@ -75,7 +75,7 @@ def require(holds: bool, setting: str, bound: str, value: object) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the message of a library's error in one line of at most 200 characters."""
+    """Return a library error's message, or else its type, in one line of up to 200 characters."""
     return " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
 
 
@@ -84,11 +84,11 @@ class AddressError(UsageError):
 
 
 class ModelError(UsageError):
-    """A file that is not a usable model."""
+    """A file or folder that is not a usable model, or a chat template that cannot be used."""
 
 
 class ContextOverflow(UsageError):
-    """More tokens than the context holds."""
+    """A prompt with more tokens than the context holds, or a text too long for any prompt."""
 
 
 class VocabularyMismatch(UsageError):
@@ -146,7 +146,7 @@ class CloudRefused(CloudError):
 class CloudRejected(CloudError):
     """The cloud's engine declined the request itself, for instance for its length.
 
-    `own` is True if that is for its own messages or sampling, so that others may be accepted.
+    `own` is True if this request's messages or sampling are why; other requests may be accepted.
     """
 
     reason = "rejected"

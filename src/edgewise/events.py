@@ -47,21 +47,21 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     """A token of the answer. It is final: nothing streamed as a `Token` is ever taken back.
 
     `index` counts tokens of the answer from 0; `source` is the model that wrote this one. `reason`
-    says why that one (see `Reason`), or names the failure of a request to the cloud (see `Fault`).
-    `text` can be shown now; it is empty in the middle of a character or a possible stop string.
+    says why that model (see `Reason`), or names the failure of a request to the cloud (`Fault`).
+    `text` can be shown now: an incomplete character or a possible stop string is held back.
 
     Where a router decides, the cloud is asked if `score`, the router's score of this position,
     reaches `threshold`; `score` is None for later tokens of a consult (a request to the cloud
-    model). Where the cloud verifies, `score` is None, and the edge's token is accepted if `ratio`
-    reaches `threshold` or if the cloud's own choice is the same. `ratio` is the cloud's probability
-    of the edge's token over that of its own likeliest token, None if the token was not verified.
-    `threshold` is None where none applied, as in an answer that can never ask the cloud.
+    model). Where the cloud verifies, `score` is None. The edge's token is accepted if it is the
+    cloud's own choice, or if `ratio` reaches a `threshold` below 1. `ratio` is the cloud's
+    probability of the edge's token over that of its likeliest; None without a verdict on the token
+    itself. `threshold` is None where none applied, such as where the cloud can never be asked.
 
     `logprob` (nats) is by the model that wrote the token, None if that model does not report it.
     `seconds` passed since the last token (for the first: since the start), of which `wait` were
-    spent waiting for the cloud. `edge` and `cloud` are the candidates of either model, if known.
-    `draft` is the edge's own token where the cloud wrote instead, else None; with a temperature it
-    need not be the likeliest.
+    spent waiting for the cloud. `edge` and `cloud` are either model's candidates: `edge` where the
+    cloud was asked and wrote (with `Decoder.stream(candidates=True)` always), `cloud` if reported.
+    `draft` is the edge's own choice (perhaps the same id) where the cloud was asked and wrote.
     """
 
     index: int
@@ -85,12 +85,12 @@ class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
 
     `index` is the answer's token for which the cloud was asked. `outcome` is "answered" or the name
     of the failure, such as "timeout"; `message` then says why. `requested` is the number of tokens
-    asked for (words, if the vocabularies differ), `answered` the number that came back. `verified`
-    is how many draft tokens, from `index` on, the cloud was to verify. The request sent `sent_ids`
-    token ids to `host`, in bodies of `sent_bytes` bytes; a model in this process is sent nothing.
-    `cached` and `computed` count prompt tokens by the engine's usage report, None without one;
-    `engine_seconds` is the time that the engine reports. `request_id` names the consult in the logs
-    of gateway and engine.
+    asked for (words, if the vocabularies differ), `answered` the number that came back, 0 after a
+    failure. `verified` is how many draft tokens, from `index` on, the cloud was to verify. The
+    request sent `sent_ids` token ids to `host`, in bodies of `sent_bytes` bytes; a model in this
+    process is sent nothing. `seconds` passed until the reply. `cached` and `computed` count prompt
+    tokens by the engine's usage report, None without one; `engine_seconds` is the time that the
+    engine reports. `request_id` names the consult in the logs of gateway and engine.
     """
 
     index: int
@@ -135,11 +135,11 @@ class RolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
 
 
 class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer sent over the network to the cloud at `host` (None if it sent nothing).
+    """What an answer sent over the network to the cloud at `host` (several are joined by commas).
 
     `consults` counts requests for tokens or for a verification. `prefetches` counts messages sent
     ahead of these, so that the cloud reads the text of the answer early. In all, their bodies had
-    `bytes` bytes with `tokens` token ids.
+    `bytes` bytes with `tokens` token ids. `host` is None if nothing was sent.
     """
 
     host: str | None = None
@@ -196,15 +196,15 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     `cloud_prompt_cached` and `cloud_prompt_computed` count the prompt tokens of all answered
     consults by the engine's usage reports, None if a report left them out;
     `cloud_completion_tokens` is what the cloud wrote in reply, in its own vocabulary. `sent` is
-    what had left the device when the answer ended, `cost` what that came to, if a price is known.
-    `tiers` are the clouds, nearest first, where there are several.
+    what had left the device when the answer ended; `cost` is what it cost, None without a price.
+    `tiers` has the counts of each cloud, nearest first; it is empty unless there are several.
 
     `verified_tokens` counts the edge's tokens that the cloud verified and accepted. `lowest_ratio`
-    is the lowest `Token.ratio` among them, and `lowest_at` that token's index. `review` is
+    is the lowest `Token.ratio` among them, or None, and `lowest_at` that token's index. `review` is
     "tokens" if the cloud was to judge each token, "passages" if whole passages, else None.
-    `escalated` says that the cloud was asked to write all of the answer, `repeats` that the answer
-    was cut since it went round in circles, and `edge_error` why the cloud went on without the edge
-    model, None if it did not.
+    `escalated` says that the cloud wrote the answer whole, in place of the edge's; `repeats` that
+    the answer was cut since it went round in circles; and `edge_error` why the cloud went on
+    without the edge model, None if it did not.
     """
 
     prompt_tokens: int

@@ -68,7 +68,10 @@ def open_edge(
     keep_prefixes: bool = False,
     sent: Callable[[str, bytes], None] | None = None,
 ) -> EdgeModel:
-    """Load the edge model that the settings name; see `EdgeOptions` for the other arguments."""
+    """Load the edge model that the settings name; the other arguments are fields of `EdgeOptions`.
+
+    Close it after use. Raises `UsageError`, or `EdgeError` if its server does not answer.
+    """
     options = _options(settings, slots, keep_prefixes)
     engine = edge_engine(settings)
     if engine == SERVER:
@@ -89,7 +92,7 @@ def open_edge(
 
 @contextmanager
 def _named_by(setting: str) -> Generator[None]:
-    """Make a `ModelError` that is raised inside name this setting, unless it names one already."""
+    """Set `setting` on a `ModelError` that the `with` block raises, unless it has one already."""
     try:
         yield
     except ModelError as error:
@@ -104,7 +107,10 @@ def edge_engine(settings: Settings) -> str:
 
 
 def cloud_address(settings: Settings) -> str:
-    """Return the first cloud's address (its API's URL if it is hosted), or "none" without one."""
+    """Return the first cloud's address; of a hosted model, such as gpt-5-mini, its API's URL.
+
+    If no cloud is set, this is "bundled" with the bundled edge model, else "none".
+    """
     if settings.cloud is not None:
         return api_url(each(settings.cloud)[0])
     return "bundled" if settings.edge == "bundled" else "none"
@@ -119,8 +125,8 @@ def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[
     """Return the settings of each cloud, nearest first.
 
     `clouds` are their addresses, by default those in `settings`. With several clouds each setting
-    of a connection, such as `cloud_key`, lists one value per cloud, separated by commas. Text for
-    trusted clouds is not redacted. Raises `UsageError`, such as for a wrong number of values.
+    of a connection, such as `cloud_key`, lists one value per cloud, separated by commas. `redact`
+    is None for trusted clouds. With the cloud "none" the list has one item. Raises `UsageError`.
     """
     clouds = clouds or each(settings.cloud or cloud_address(settings))
     own = [{"cloud": one} for one in clouds] if len(clouds) > 1 else [{}]
@@ -150,10 +156,11 @@ def is_trusted(settings: Settings, name: str | None = None) -> bool:
 
 
 def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel) -> list[Tier]:
-    """Return the open `clouds`, nearest first, as tiers with threshold, share and trust.
+    """Return a `Tier` (threshold, share, trust) for each of the open `clouds`, nearest first.
 
-    After a cloud that is asked only at word boundaries, all others are asked only there too. With
-    several clouds, models in this process are trusted. Raises `UsageError` for wrong settings.
+    After a cloud that is asked only at word boundaries, or with an edge server that takes text, all
+    are asked only there. With several clouds, models in this process are trusted. Raises
+    `UsageError` for wrong settings.
     """
     further = max(0, len(clouds) - 1)
     shares = _fractions(settings, "tier_share", [TIER_SHARE] * further)
@@ -220,9 +227,9 @@ def open_cloud(
 ) -> CloudModel | None:
     """Open the cloud model and check its vocabulary; for the cloud "none" return None.
 
-    With another vocabulary it is wrapped in an adapter. `slots` and `keep_prefixes`, for a model in
-    this process, are those of `EdgeOptions`. Raises `UsageError` for an unknown engine, an engine
-    without a URL, or a host that is not allowed, and a `CloudError` if the cloud cannot be reached.
+    With another vocabulary, or with `redact`, it is wrapped in an adapter. `slots` and
+    `keep_prefixes`, for a model in this process, are those of `EdgeOptions`. Raises `UsageError`
+    for wrong settings, such as a host that is not allowed, or a `CloudError` without a connection.
     """
     require_one_cloud(settings)
     if settings.cloud_engine != _DEFAULTS.cloud_engine:
@@ -263,7 +270,7 @@ def open_cloud(
 
 
 def context_filter(settings: Settings) -> ContextFilter | None:
-    """Return the filter by `redact` of what a cloud is sent; None if unset. Raises `UsageError`."""
+    """Return the filter for the setting `redact`; None if it hides nothing. Raises `UsageError`."""
     return filter_of(settings.redact)
 
 
@@ -272,9 +279,9 @@ def verification(
 ) -> Literal["off", "on", "exact"]:
     """Return how the nearest cloud verifies draft tokens: as the setting `verify` says.
 
-    "auto" is "on" unless a model or another setting, such as a price, rules that out. A cloud that
-    judges whole passages (`CloudModel.reads_passages`) always verifies. Without `edge` and `cloud`
-    the settings alone decide. Raises `UsageError` if what is set is impossible.
+    "auto" is "on" unless a model or another setting, such as a price, rules that out. For a cloud
+    that judges whole passages (`CloudModel.reads_passages`) it is always "on". Without `edge` and
+    `cloud` the settings alone decide. Raises `UsageError` if what is set is impossible.
     """
     against = [*_against_verifying(settings, edge, cloud)]
     reads = cloud is not None and cloud.reads_passages
@@ -342,7 +349,7 @@ def _against_verifying(
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
-    """Return the router, checked to fit the edge model, and its checkpoint's card, or None."""
+    """Return the router, and its checkpoint's card or None. Raises `UsageError` if it is unfit."""
     settings = replace(settings, router=chosen_router(settings, edge))
     if (folder := router_folder(settings)) is None:
         return router_named(str(settings.router)), None
@@ -363,7 +370,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
 
 def chosen_router(settings: Settings, edge: EdgeModel) -> str:
-    """Return the router as set, else the name or path of one packaged for the edge, or max-prob."""
+    """Return the router as set; else the name or path of one shipped for this edge, or max-prob."""
     if settings.router not in (None, AUTO):
         return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
@@ -372,7 +379,7 @@ def chosen_router(settings: Settings, edge: EdgeModel) -> str:
 
 
 def known_router(edge: EdgeModel) -> Path | None:
-    """Return the folder of the packaged router that fits this edge model; None if none does."""
+    """Return the folder of the router that ships with Edgewise for this edge model, or None."""
     for card in sorted(bundled("routers").glob(f"*/{CONFIG}")):
         # A server that takes text cannot be compared inside a character.
         with suppress(RouterMismatch, EdgeError):
@@ -388,7 +395,7 @@ def starts_of(
 
     They are those tuned for this pair (that of `edgewise tune --keep` has the key `KEEP`), else
     those in `card`, else measured on the edge's own answers. Empty if the settings fix the
-    threshold, name no cloud, set a share of 0 or 1, or set `verify` to "on" or "exact".
+    threshold, a share of 0 or 1, or `verify` "on" or "exact", and if there is no cloud.
     """
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
     if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
@@ -399,7 +406,7 @@ def starts_of(
 
 
 def router_identity(settings: Settings) -> str:
-    """Return a SHA-256, in hex, of the set router's code and of its checkpoint, or its name."""
+    """Return a SHA-256 (hex) of the set router's code, and of its checkpoint or else its name."""
     if (folder := router_folder(settings)) is None:
         return identity_named(str(settings.router))
     return identity_of(_card(settings, folder), folder)
@@ -414,7 +421,7 @@ def router_folder(settings: Settings) -> Path | None:
 
 
 def _card(settings: Settings, folder: Path) -> RouterCard:
-    """Return a checkpoint's card. Raises `UsageError` if it names code but no path was given."""
+    """Return a checkpoint's card. Raises `UsageError` if it names code and `router` is no path."""
     card = read_card(folder)
     if is_code(card.kind) and not is_path(str(settings.router)):
         raise UsageError(
@@ -430,10 +437,11 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
 def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     """Return the policy of the settings: with a fixed threshold, or with a cloud share.
 
-    `starts`, from `starts_of`, gives the initial threshold for a share. If neither a threshold nor
-    a share is set, the threshold of `edgewise tune --keep` is fixed, else `DEFAULT_SHARE` holds. A
-    threshold that is set turns `verify` off, and if a share is set, too, is the initial one. With
-    `verify` "on" there is a share, `VERIFY_SHARE` by default; "exact" becomes "on" if one is set.
+    `starts`, from `starts_of`, gives the initial threshold for a share; without one it is 0.5.
+    `verify` is off if it is "auto" or a threshold is set. Then, if neither threshold nor share is
+    set, the threshold of `edgewise tune --keep` is fixed, else `DEFAULT_SHARE` holds; if both are
+    set, the threshold is the initial one. "exact" with a share becomes "on"; "on" without a share
+    gets `VERIFY_SHARE`.
     """
     share, fixed = settings.cloud_share, settings.threshold
     verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify

@@ -52,8 +52,8 @@ Cloud = str | Path | CloudModel
 class AnswerOptions(TypedDict, total=False):
     """Options of a single answer, which override the settings of its `Pair`.
 
-    With `json_schema` the answer is JSON that fits this schema. With `tools` the model may call one
-    of them: `tool_choice` "none" forbids that, "required" or a tool's name demands it.
+    With `json_schema` the answer is JSON that fits this schema. With `tools` the model may call
+    these tools: `tool_choice` "none" forbids that, "required" or a tool's name demands it.
     """
 
     max_tokens: int | None
@@ -92,16 +92,16 @@ class Pair:
         sent_file: str | Path | None = None,
         **settings: object,
     ) -> None:
-        """Open the models that are given as addresses; an open model passed in stays its owner's.
+        """Open the models that are given as addresses; `close` does not close those passed in open.
 
-        Several clouds are asked nearest first, and the next one where one is unsure (see `Tier`).
+        Several clouds are asked nearest first, the next one if one fails or is unsure (see `Tier`).
         `system` is the system message of prompts that have none; up to `slots` answers run at a
         time. With `keep_prefixes` the next turn of a conversation reuses the KV cache of the last
-        one; without, no answer depends on an earlier one, not even by rounding. Everything that
+        one; without it a local model's logits never depend on earlier answers. Everything that
         answers send is written to `sent_file` before it leaves, except requests to an edge server
         that the caller opened (use `EdgeOptions.sent` there). `settings` are fields of `Settings`;
-        environment and `edgewise.toml` are not read. Raises `UsageError`, or a `CloudError` if the
-        cloud model cannot be reached.
+        environment and `edgewise.toml` are not read. Raises `UsageError`; `EdgeError` or a
+        `CloudError` if a model's server cannot be reached.
         """
         self.system, clouds = system, _listed(cloud)
         own = self.settings = _chosen(
@@ -140,7 +140,7 @@ class Pair:
     def _routing(
         self, router: str | Path | Router | None
     ) -> tuple[Router, RouterCard | None, Mapping[str, float]]:
-        """Return the router, its model card if it has one, and first thresholds by cloud share."""
+        """Return the router, its card or None, and its initial thresholds by cloud share."""
         if router is None or isinstance(router, str | Path):
             made, card = open_router(self.settings, self.edge)
             return made, card, starts_of(self.settings, made, card, self.edge)
@@ -272,7 +272,7 @@ class Pair:
         cloud tokens. `pending` adds events for draft tokens, `candidates` the edge model's five
         likeliest ids to each token. `policy` replaces the pair's, `sampling` that in `options`.
         `grammar` constrains the text; a schema or tools in `options` replace it. Tool calls appear
-        as text. Raises `UsageError`; iterating may raise a `CloudError` (`on_cloud_error`).
+        as text. Raises `UsageError`; iterating, `EdgeError` or a `CloudError` (`on_cloud_error`).
         """
         for name in options:
             if name not in AnswerOptions.__annotations__:
@@ -308,7 +308,7 @@ class Pair:
             raise
 
     def _shared(self, policy: Policy) -> SharedBudget:
-        """Return the budget of a cloud share; shares equal to three decimals have the same one."""
+        """Return the budget of a cloud share, rounded to 3 decimals; without a share, a new one."""
         share = policy.cloud_share
         if share is None:
             return SharedBudget()

@@ -39,9 +39,9 @@ class Registry(Generic[_T]):
     ) -> None:
         """`built_in` maps names to `module:attribute`; `group` is where packages add entry points.
 
-        `concept` is what errors call such an object. If there are `wanted` attributes, whatever a
-        package adds must be a class that has them. With `code`, a name may also be `module:Class`
-        or `./file.py:Class`.
+        `concept` is what errors call such an object. If there are `wanted` attributes, every object
+        but a built-in one must be a class that has them. With `code`, a name may also be
+        `module:Class` or `./file.py:Class`.
         """
         self.concept, self.group = concept, group
         self._built_in, self._wanted, self._code = built_in, wanted, code
@@ -145,13 +145,13 @@ def code_file(name: str) -> str | None:
 
 
 def _from_code(target: str) -> object:
-    """The class that a module or a file names. Raises whatever the code raises."""
+    """Return what `module:name` or `file.py:name` names. Raises whatever the code raises."""
     file = _FILE.fullmatch(target)
     return getattr(_executed(Path(file["file"])), file["name"]) if file else attribute(target)
 
 
 def _executed(path: Path) -> ModuleType:
-    """Return the module that a Python file makes; an unchanged file is run only once."""
+    """Run a Python file and return its module; an unchanged file is run once in a process."""
     path = path.expanduser().resolve()
     key = hashlib.sha256(str(path).encode() + path.read_bytes()).hexdigest()
     name = f"edgewise_{path.stem}_{key[:16]}"

@@ -50,8 +50,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     def choose(self, step: Step, allowed: NDArray[np.bool_] | None = None) -> int:
         """Return the id to write at `step`.
 
-        `allowed`, bool[vocabulary], restricts the choice to the ids that it marks. With `allowed`,
-        or unless the sampling is greedy, the step's logits must be readable (see `Step`).
+        `allowed`, bool[vocabulary], restricts the choice to the ids that it marks, at least one.
+        With it, or unless the sampling is greedy, the step's logits must be readable (see `Step`).
         """
         if allowed is not None:
             ids = np.flatnonzero(allowed[: step.size])
@@ -62,8 +62,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self._drawn(step.logits, step.position)
 
     def _drawn(self, logits: Floats, position: int) -> int:
-        """Return the id of a draw; mostly it is one of a few likely ids, and only these are sorted
-        then."""
+        """Return the id of a draw. All ids are sorted only if it is not among the likeliest 64."""
         draw = np.random.default_rng([self.seed, position]).random()
         weights = np.exp((logits - logits.max()) / np.float32(self.temperature))
         if self.min_p and self.top_p == 1:
@@ -78,8 +77,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return int(ids[min(place, len(ids) - 1)])
 
     def _place(self, weights: Floats, total: float, draw: float) -> int:
-        """Return the index of the drawn weight among descending `weights`, or their number if it is
-        beyond.
+        """Return the index of the drawn one of descending `weights`; their number if it is beyond.
 
         `draw` is from 0 to 1; `total` is the sum of all weights, including those not passed.
         """

@@ -24,7 +24,7 @@ MAX_FILE = 64 << 10
 """Size limit of `edgewise.toml`, in bytes."""
 
 _EITHER = {"threshold": "cloud_share", "cloud_share": "threshold"}
-"""Settings that exclude each other: a place that gives one drops the other of places below it."""
+"""Settings that exclude each other: a source that gives one drops the other of weaker sources."""
 
 _WORDS = {
     "edge": ("bundled",),
@@ -33,7 +33,7 @@ _WORDS = {
     "verify": ("auto", "off", "on", "exact"),
     **dict.fromkeys(("edge_engine", "cloud_engine", "gpu_layers"), ("auto",)),
 }
-"""Words that stand for no path or name; they may be written in any case."""
+"""Values with a meaning of their own, unlike paths and names; they may be written in any case."""
 
 _AS_UNSET = {"temperature": 0.0, "verify": "off"}
 """Values that mean the same as no value to commands that do not draw or verify."""
@@ -46,12 +46,12 @@ FLAGS, ENVIRONMENT = "the flags", "the environment"
 
 
 def _about(group: str, description: str, metavar: str, *, rare: bool = False) -> Meta:
-    """Describe a setting for the command line; a `rare` one is shown by `--help-all` alone."""
+    """Return a setting's description for the command line; only `--help-all` shows a `rare` one."""
     return Meta(description=description, extra={"group": group, "metavar": metavar, "rare": rare})
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings, each of which `edgewise.toml` may contain.
+    """All settings. Each may be in `edgewise.toml`, but the command line refuses some there.
 
     The `group` in a field's metadata decides which commands accept the setting.
     """
@@ -286,7 +286,7 @@ def require_honoured(
 
 
 def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FILE) -> bytes:
-    """Return the contents of a settings file, without a byte order mark; UTF-16 becomes UTF-8.
+    """Return the bytes of a text file without a byte order mark; UTF-16 with one becomes UTF-8.
 
     `called` is the file's name in errors. Raises `UsageError` if it cannot be read or is longer
     than `most` bytes, and with `own` if it belongs to another user (root excepted).

@@ -27,7 +27,7 @@ class Prefix(msgspec.Struct, frozen=True):
 
 
 class Continuation(msgspec.Struct, frozen=True):
-    """Token ids that a model wrote after a prefix, its end-of-sequence id included."""
+    """Token ids that a model wrote after a prefix, with an end-of-sequence id if it wrote one."""
 
     ids: tuple[int, ...]
 
@@ -45,7 +45,7 @@ WIDTH = 32
 """Default number of sessions that a model in this process decodes together."""
 
 _CELLS = 1 << 15
-"""Bound on the KV cache of all of these, ids."""
+"""Most ids in the KV caches of all these sessions together."""
 
 
 class Rollouts:
@@ -108,13 +108,13 @@ def local_rollouts(
     decode them one after the other. `seen` gets the `CloudModel` that is made of `model`, and
     returns the one to use: the same, or a wrapper, for example one that counts requests.
     """
-    beside: Any = _Beside(model, width)  # it stands for the model behind it
+    beside: Any = _Beside(model, width)  # used as an `EdgeModel`
     cloud = LocalCloud(beside)
     return Rollouts(seen(cloud), beside.abilities.slots, at_close=cloud.close)
 
 
 class _Beside:
-    """Implements `EdgeModel`: `model`, with sessions beside its own."""
+    """`model` as an `EdgeModel` whose llama.cpp sessions have a context of their own."""
 
     def __init__(self, model: EdgeModel, width: int) -> None:
         self._model, self._slots, count = model, None, 1

@@ -58,7 +58,7 @@ class WrappedSession(CloudSession):
 def observed(seen: Callable[[int, Completion], None]) -> Intercept:
     """Return an `Intercept` that sends consults on unchanged and reports them to `seen`.
 
-    `seen` gets the number of ids sent and the completion; a failed consult is not reported.
+    `seen` gets the number of ids and the completion, in any thread; failures are not reported.
     """
 
     def intercept(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:

@@ -136,7 +136,8 @@ class Conversation:
     def take(self, line: str) -> bool:
         """Answer or run what the user typed; return False if it is a command that ends the chat.
 
-        An answer is printed. Raises `UsageError` for an invalid line; then nothing has changed.
+        An answer is printed. Raises `UsageError` for an invalid line, which changes nothing, and
+        what `Pair.stream` raises.
         """
         text = line.strip()
         name, _, rest = text.partition(" ")
@@ -197,7 +198,7 @@ class Conversation:
             render.note(f"interrupted after {counts}; the text so far is kept{self._cost()}")
 
     def _sampling(self) -> Sampling | None:
-        """Return the sampling for chats, with a new seed unless one is set; None: the settings'."""
+        """Return a chat's sampling, with a new seed if none is set; None if the settings decide."""
         chosen, drawn = self._pair.settings, self._pair.chat_sampling
         if drawn is None:
             return None
@@ -206,7 +207,7 @@ class Conversation:
         return replace(drawn, top_p=top_p, seed=seed)
 
     def _first_kept(self, asked: Message) -> int:
-        """Return the first turn to keep, so that the context has room for an answer to `asked`.
+        """Return the index of the first turn to keep, so that an answer to `asked` has room.
 
         If turns must be dropped, half of the context becomes free: the rest needs a new prefill,
         which every turn would need if each dropped a little. For a question that does not fit
@@ -230,7 +231,7 @@ class Conversation:
             return sys.maxsize // 2
 
     def _cost(self) -> str:
-        """Return what the conversation cost so far; "" for fewer than two answers."""
+        """Return the cost of the conversation so far; "" without a price, or before two answers."""
         billing = self._pair.billing
         if billing is None or billing.sums.answers < 2:
             return ""

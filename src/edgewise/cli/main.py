@@ -21,8 +21,8 @@ def main() -> None:
 
 
 def _tidy_environment() -> None:
-    """Remove variables that libraries misread: empty ones, and COLUMNS or LINES that are no size
-    (with 0 columns rich prints nothing at all)."""
+    """Remove variables that libraries misread: empty HF_* and SSL_CERT_*, COLUMNS or LINES that are
+    no positive number (with 0 columns rich prints nothing at all)."""
     for name, value in list(os.environ.items()):
         empty = not value and name.startswith(("HF_", "SSL_CERT_"))
         sized = name in ("COLUMNS", "LINES") and not re.fullmatch("[1-9][0-9]{0,4}", value)

@@ -58,7 +58,7 @@ DRAWS = names_in("draws")
 MACHINE = names_in("machine")
 COSTS = names_in("costs")
 KEYS = names_in("key")
-"""Names of the settings of one group each (`Settings`); commands combine them in `takes`."""
+"""Names of the settings of some groups (see `Settings`); commands combine them in `takes`."""
 
 ANSWERING = tuple(name for name in NAMES if name not in KEYS)
 """Names of the settings of a command that answers prompts: all but the API keys (no flags)."""
@@ -210,8 +210,8 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
 def _with_provider_keys(chosen: Settings, places: Mapping[str, str]) -> Settings:
     """Return the settings with hosted providers' keys from the providers' own variables.
 
-    Each is for the clouds at its provider. None is used if another key is set, or unless the user
-    named the clouds, and not a settings file.
+    Each key is for the clouds at its provider. None is used if `cloud_key` is set, or unless a flag
+    or an environment variable names the clouds.
     """
     if chosen.cloud_key is None and places.get("cloud", settings.FILE) != settings.FILE:
         found = [provider_at(api_url(address)) for address in each(chosen.cloud or "")]
@@ -225,7 +225,7 @@ def _first(given: object) -> object:
 
 
 def _option(name: str) -> inspect.Parameter:
-    """Return the option of a setting: text, which `settings.load` converts like a variable's."""
+    """Return the option of a setting; its value is text, which `settings.load` converts."""
     _, meta, *_ = get_args(FIELDS[name].type)
     option = typer.Option(
         None,

@@ -78,7 +78,7 @@ def watched(events: Generation, pair: Pair) -> tuple[list[Token], Finished | Non
 
 
 def _begun(events: Generation, pair: Pair) -> Iterator[Event]:
-    """Yield the same events; on a terminal, show the progress of prefill before the first token."""
+    """Yield `events` unchanged; on a terminal, show the progress of a prefill over a second."""
     _, kept, tokens = events.reading
     line = Live(get_renderable=lambda: _reading(events), console=err, transient=True)
     timer = threading.Timer(PATIENCE, line.start)
@@ -104,7 +104,7 @@ def _reading(events: Generation) -> Text:
 
 
 def _warn_of_reading(pair: Pair, tokens: int, first: Token) -> None:
-    """Note before the answer that the cloud model's prefill may interrupt it for some seconds."""
+    """Note, after a long prefill, that a cloud in this process has to prefill the same prompt."""
     cloud, took = pair.cloud, first.seconds - first.wait
     read = first.threshold is None or first.ratio is not None
     if cloud is None or not cloud.here or read or took < LONG_READING:
@@ -313,10 +313,7 @@ def money(amount: float) -> str:
 
 
 def metered(count: float | None, form: str = "") -> str:
-    """Format a number that an engine reported, with the format spec `form`; "-" for None.
-
-    None means that the engine did not report it, which is not 0.
-    """
+    """Format an engine's count with the format spec `form`; "-" for None: it reported none."""
     return "-" if count is None else f"{count:{form}}"
 
 

@@ -98,7 +98,7 @@ def run(
 
 
 def _show(pair: Pair, events: Generation, *, stats: bool) -> None:
-    """The answer as it comes, and what it came to, interrupted or not."""
+    """Print the answer as it is decoded, then its counts. Raises `typer.Exit` after Ctrl-C."""
     tokens, end = render.watched(events, pair)
     if end is not None:
         render.note(render.summary(end, tokens, pair))
@@ -115,7 +115,7 @@ def _show(pair: Pair, events: Generation, *, stats: bool) -> None:
 
 
 def _read(prompt: str | None) -> str:
-    """The prompt: the argument, then a document on stdin, or stdin alone (also as -)."""
+    """Return the prompt: the argument, then piped stdin; without an argument, or for "-", stdin."""
     if prompt is None and sys.stdin.isatty():
         raise UsageError("There is no prompt; give one as an argument or on stdin.")
     if prompt is None or prompt == "-":
@@ -130,7 +130,7 @@ def _read(prompt: str | None) -> str:
 
 
 def _is_piped() -> bool:
-    """Whether stdin is a file or a pipe; a terminal, or none, holds no document."""
+    """Whether stdin is a file or a pipe; a terminal, or a closed stdin, holds no document."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError):
@@ -139,7 +139,7 @@ def _is_piped() -> bool:
 
 
 def _from_stdin() -> str:
-    """Undecodable bytes come as surrogates, as they do in arguments."""
+    """Return stdin's text; bytes that are not UTF-8 become surrogates, as in arguments."""
     waiting = threading.Timer(_PATIENCE, render.note, [_WAITING])
     waiting.daemon = True
     waiting.start()
@@ -151,7 +151,7 @@ def _from_stdin() -> str:
 
 
 def _schema(path: Path) -> dict[str, object]:
-    """The JSON object in a file. Raises `UsageError`."""
+    """Return the JSON object in a file. Raises `UsageError` if it holds none."""
     called = f"The schema {str(path)!r}"
     data = file_bytes(path, called, most=MAX_SCHEMA)
     try:

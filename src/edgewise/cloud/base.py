@@ -1,7 +1,7 @@
 """The contract of a cloud model, which opens one session for each answer.
 
-Every request to a session states the whole sequence of token ids, and the session sends only those
-that the cloud's side lacks. So no call is needed when draft tokens are rolled back.
+Every request to a session states the whole sequence of token ids; a session with a gateway sends
+only those that the gateway lacks. So no call is needed when draft tokens are rolled back.
 """
 
 import logging
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 class ConsultRequest(msgspec.Struct, frozen=True):
     """A consult: one request to the cloud model, to write tokens or to verify draft tokens.
 
-    `ids` are the token ids of the prompt and of the answer so far. `n` is how many tokens the cloud
-    model is to write after them (words, if its vocabulary is another); `verify` is how many of the
-    last ids it is to verify instead. `deadline` is in seconds from the call. `sent` counts every
-    message handed to a connection, even if the consult fails.
+    `ids` are the token ids of the prompt, of the answer so far, and of draft tokens, if any. `n` is
+    how many tokens the cloud model is to write after them (words, if its vocabulary is another).
+    `deadline` is in seconds from the call of `ask`. `sent` counts every message handed to a
+    connection, even if the consult fails.
     """
 
     ids: Sequence[int]
@@ -52,8 +52,8 @@ class CloudSession(Protocol):
         """Send a request to the cloud model; return the future of its completion.
 
         The future fails with a `CloudError`: with `CloudTimeout` once the request's deadline has
-        passed. It may be cancelled. Raises `Blocked` at once if the context filter (which hides
-        private words) forbids sending the text.
+        passed. Cancel it to give the request up. Raises `Blocked` at once if the context filter
+        (which hides private words) forbids sending the text.
         """
         ...
 
@@ -104,13 +104,13 @@ class CloudModel(Protocol):
     """Whether this model runs in this process, so that a slow reply does not mean a lost link."""
 
     own_tokenizer: Tokenizer | None = None
-    """The cloud model's tokenizer, if it is sent ids of its own vocabulary; else None."""
+    """The cloud model's tokenizer, if an `Adapter` encodes the answer anew with it; else None."""
 
     boundaries: WordBoundaries | None = None
     """Decides where in an answer a model of another vocabulary may be asked; None: anywhere."""
 
     id_engine: Engine | None = None
-    """The inference server behind this model, if it is asked directly and by token ids."""
+    """The inference server behind this model, if asked by token ids without a gateway; or None."""
 
     def open(self, prompt: Prompt) -> CloudSession:
         """Return a session for one answer to `prompt`. Nothing is sent yet. Close it afterwards."""
@@ -129,7 +129,7 @@ class CloudModel(Protocol):
         ...
 
     def local_only(self, prompt: Prompt) -> bool:
-        """Whether the prompt holds a word because of which only trusted clouds may be asked.
+        """Whether the prompt holds a private word that only trusted clouds may be sent.
 
         The setting `redact` says which words those are (iban=local, for example, says so of IBANs),
         and the setting `trust` which clouds.

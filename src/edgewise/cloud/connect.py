@@ -81,11 +81,11 @@ def connect(
 
     `engine` is a name of `ENGINES`; "auto" detects the engine. `model` names one of several there,
     `own` is the cloud model's tokenizer, and `context_filter` hides private words from the cloud.
-    The model is asked by ids if the vocabularies match or `own` is given, otherwise by text,
-    through the engine's text API. For an unknown server, the known text APIs are tried until one
-    continues an answer, then the chat APIs, where the model verifies passages of the answer.
-    `CloudModel.vocabulary_check` says what was found. Raises a `CloudError`, `VocabularyMismatch`
-    or another `UsageError`.
+    An engine that takes ids is asked by ids if the vocabularies match or `own` is given. If not,
+    "auto" tries its text API; an engine that was named raises. For an unknown server the known
+    text APIs are tried, then the chat APIs, where the model verifies passages of the answer. (With
+    `own` only those that need a tokenizer.) `CloudModel.vocabulary_check` says what was found.
+    Raises a `CloudError`, `VocabularyMismatch` or another `UsageError`.
     """
 
     def by_text(name: str) -> CloudModel:

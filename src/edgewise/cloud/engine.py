@@ -249,7 +249,7 @@ class LlamaServer(EngineCloud):
 
 
 def _log_unexpected(task: "asyncio.Task[Any]") -> None:
-    """Log a bug in work that was cancelled: nobody reads its result."""
+    """Log an error other than `EdgewiseError` of cancelled work, whose result nobody reads."""
     error = None if task.cancelled() else task.exception()
     if error is not None and task.cancelling() and not isinstance(error, EdgewiseError):
         _log.error("work that was given up failed", exc_info=error)

@@ -34,7 +34,7 @@ MOST_IDLE = 8
 """Most unused sessions kept open for later answers; the gateway holds a conversation for each."""
 
 PREFETCHED = 16
-"""New ids collected before a prefetch sends them: as many as a block of an engine's KV cache."""
+"""New ids that a prefetch waits for once something was sent: a common KV cache block size."""
 
 
 class GatewayText(LlamaServerEngine):
@@ -198,7 +198,7 @@ class GatewayCloud(RemoteCloud):
 class GatewaySession:
     """The session of a `GatewayCloud`: consults and prefetches send the ids that the gateway lacks.
 
-    The ids of the first one decide which link is used (`GatewayCloud.take`); `close` gives the link
+    The ids of the first request decide which link is used (`GatewayCloud.take`); `close` gives it
     back for later answers.
     """
 
@@ -248,7 +248,7 @@ class GatewaySession:
 
 
 class _Connect(connect):
-    """A WebSocket client that follows no redirect, but fails on one."""
+    """A WebSocket client that fails on a redirect instead of following it."""
 
     def process_redirect(self, exc: Exception) -> Exception:
         return exc

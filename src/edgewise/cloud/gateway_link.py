@@ -105,8 +105,8 @@ class GatewayLink:
     ) -> None:
         """`name` is the gateway's URL, `tokenizer` the fingerprint of the edge model's tokenizer.
 
-        `connect` opens a WebSocket; `require_same` is given the name of the model that the gateway
-        serves, and refuses another than was checked. Both may raise a `CloudError`."""
+        `connect` opens a WebSocket. `require_same` gets the name of the model that the gateway
+        serves, and fails if it is not the model that was checked. Both may raise a `CloudError`."""
         self._name, self._tokenizer = name, tokenizer
         self._connect, self._require_same = connect, require_same
         self._socket: ClientConnection | None = None
@@ -124,7 +124,7 @@ class GatewayLink:
         return len(self._ledger)
 
     def shared(self, ids: Sequence[int]) -> int:
-        """Number of ids at the beginning of `ids` that the gateway should hold already."""
+        """Return how many leading `ids` the gateway should hold already."""
         return common_prefix(self._ledger.ids, ids)
 
     async def ask(self, request: ConsultRequest) -> Completion:
@@ -344,5 +344,5 @@ class GatewayLink:
 
 
 def _plain(text: str) -> str:
-    """Makes a text one line that is safe to print on a terminal."""
+    """Return a text as one line of at most `MAX_MESSAGE` characters, safe to print."""
     return "".join(c if c.isprintable() else " " for c in text[:MAX_MESSAGE])

@@ -74,7 +74,7 @@ def require_near(url: str, hosts: Sequence[Host] | None) -> None:
     """Raise `AddressError` if prompts may not go to the edge model's server at `url`.
 
     Allowed are this machine, addresses of private networks, and `hosts` (None: no others). A host
-    name other than localhost must be one of `hosts`. A query or a user in `url` is refused.
+    name other than localhost must be in `hosts`. A query, fragment or user in `url` is refused.
     """
     host = _host_in(url)
     parts = urlsplit(url) if host is not None else None
@@ -143,7 +143,7 @@ def _connected(url: str) -> Host:
 
 
 def _plain(name: str | None) -> str:
-    """Normalizes a host name for comparison."""
+    """Return a host name in lower case without a dot at its end, "" for None."""
     return (name or "").lower().rstrip(".")
 
 

@@ -93,7 +93,7 @@ class LocalSession(CloudSession):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Implement `CloudSession.ask`; one that is cancelled ends at its next batch or token."""
+        """Implement `CloudSession.ask`; a cancelled consult ends before its next batch or token."""
         # The thread's own future cannot be cancelled any more once the thread works on it.
         asked, end = Future[Completion](), time.monotonic() + request.deadline
         done = self._submit(partial(self._answer, request, end, asked))
@@ -119,7 +119,7 @@ class LocalSession(CloudSession):
         self._thread.shutdown()
 
     def _submit(self, work: Callable[[], _T]) -> "Future[_T]":
-        """Run `work` on the thread; once closed the future fails at once."""
+        """Run `work` on the thread; after `close` the future fails with `CloudUnavailable`."""
         try:
             return self._thread.submit(work)
         except RuntimeError:
@@ -128,7 +128,7 @@ class LocalSession(CloudSession):
             return failed(CloudUnavailable(f"The cloud model {self._cloud.name!r} was closed."))
 
     def _opened(self, end: float) -> EdgeSession:
-        """The session with the model. Raises `CloudTimeout` where there is no room until `end`."""
+        """Return the session with the model. Raises `CloudTimeout` if no slot is free by `end`."""
         if self._session is None:
             left = min(end - time.monotonic(), threading.TIMEOUT_MAX)
             if not self._cloud.room.acquire(timeout=max(0.0, left)):
@@ -236,7 +236,7 @@ class LocalSession(CloudSession):
         )
 
     def _read(self, session: EdgeSession, ids: Sequence[int], end: float) -> int:
-        """Read `ids`, as long as there is time; return how many were read before."""
+        """Prefill `ids` until the time `end`; return how many the KV cache held already."""
         cached = session.open(ids)
         while session.prefill():
             self._require_time(end)

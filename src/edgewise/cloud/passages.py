@@ -46,9 +46,9 @@ SCHEMA = {
 _FENCE = re.compile(r"(?m)^[ \t]*(?:```|~~~)")
 _SENTENCE = re.compile(r"(?:[.!?…]+[\"'”’»)\]*_]*|[。！？]+[”’」』）]*)\Z")
 _NUMBER = re.compile(r"(?:^|\n)[ \t]*(?:\d{1,3}|[A-Za-z])[.)]\Z")
-# Of a replacement: characters more than so many times those of the sentence.
+# A replacement may have `_FAR` times the characters of the sentence, and `_ROOM` more.
 _ROOM, _FAR = 400, 4
-# Characters of a sentence that no other repeats by chance.
+# A sentence of so many characters is not repeated by chance.
 _TOLD = 20
 
 
@@ -86,8 +86,8 @@ def sentence_ends(pieces: Sequence[str], *, code: bool) -> list[int]:
     """Return, for each sentence of a passage, how many tokens of the passage precede its end.
 
     `pieces` are the texts of the passage's tokens; `code` says whether it begins inside a code
-    block, where each line is a sentence. Blanks and empty lines belong to the sentence before, and
-    tokens without a text to the next: they begin a character, which the last of its tokens holds.
+    block, where each line is a sentence. Line ends belong to the sentence before. Other blanks
+    belong to the next, and so do tokens without a text: the last token of a character has its text.
     """
     ends: list[int] = []
     text, told = "", 0

@@ -35,7 +35,7 @@ if sys.platform != "win32":
     import fcntl
 
 KEPT_ANSWERS = 100
-"""Number of answers that the record keeps: the last ones."""
+"""How many of the last answers the record keeps; one with two clouds counts twice."""
 
 _PREFETCH_SECONDS = 0.05
 
@@ -213,7 +213,7 @@ class PayloadsFile:
 
 
 def _append(path: Path, line: bytes) -> None:
-    """Appends to a file that only its owner may read from then on; raises `OSError`."""
+    """Append to a file, which only its owner may read from then on. Raises `OSError`."""
     descriptor = private_file(path, os.O_RDWR | os.O_APPEND)
     try:
         # In one piece, so that lines of several processes stay whole.

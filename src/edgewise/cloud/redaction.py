@@ -87,8 +87,8 @@ class FilteredAnswer(NamedTuple):
 
     Once the answer is longer, its new `text` should begin with this one, so that the cloud's KV
     cache is of use. `restored(reply, ended=...)` returns a `Restored` of `reply`, which is what the
-    cloud wrote after `text`; `ended` says whether the reply is complete. A reply that stands
-    earlier in the answer needs that answer's beginning, too (`begun`, see
+    cloud wrote after `text`; `ended` says whether the reply is complete. For a reply that replaces
+    an earlier part of the answer, pass what is before that part as `begun` (described at
     `FilteredContext.answer`). `words` are the private words: where each begins and ends in the
     answer, and the length of its placeholder.
     """
@@ -221,7 +221,7 @@ def _item(one: str) -> dict[str, Treatment]:
 
 
 def words_of(files: Sequence[str]) -> tuple[str, ...]:
-    """Return the private words in these files (one a line) without repeats.
+    """Return the private words in these files (one a line) without repeats; () for no files.
 
     Raises `UsageError` unless they hold 1 to `MOST` words of 2 to `LONGEST` characters, in UTF-8.
     """

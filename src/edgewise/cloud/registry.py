@@ -142,9 +142,9 @@ def owners() -> dict[str, str]:
 async def engine_at(url: str, *, key: str | None = None, model: str | None = None) -> str:
     """Detect the engine or the gateway at `url`, and return its name in `ENGINES`.
 
-    It is detected by `owned_by` in the server's list of models: that of `model` or, if `owners`
-    lacks it, the first that `owners` has. Raises `UnknownEngine` if there is none or the reply is
-    no such list, and other `CloudError`s, such as for a server that does not answer.
+    What counts is `owned_by` in the server's list of models: that of `model` or, if it is not in
+    `owners`, the first in the list that is. Raises `UnknownEngine` if none is or the reply is no
+    such list, and other `CloudError`s, such as for a server that does not answer.
     """
     lister = Endpoint(url, key=key)
     known = owners()

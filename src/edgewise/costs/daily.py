@@ -24,7 +24,7 @@ _LOCK = threading.Lock()
 """Guards all files: none may be created or closed while another thread has SQLite's locks on it."""
 
 _SECONDS = 10.0
-"""How long to wait for other processes."""
+"""How long to wait for other processes' locks on the file."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class DailyTotal:
     def add(self, day: str, currency: str, cost: Decimal, most: Decimal | None = None) -> bool:
         """Add `cost` to a day's sum unless that then exceeds `most`; return whether it was added.
 
-        If the file cannot be used, this is logged once, and False returned. `most` None: no limit.
+        If the file cannot be used, logs that once and returns False. `most` None sets no limit.
         """
         try:
             return self._add(day, currency, cost, most)

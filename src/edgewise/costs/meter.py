@@ -27,7 +27,7 @@ from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import AnswerCost
 
 UNLIMITED = 1 << 30
-"""How many HTTP requests a consult (a request to the cloud model) may take without a limit."""
+"""What `AnswerCosts.admits` returns where no limit applies to a consult's HTTP requests."""
 
 REMEMBERED = 64
 """How many answers' ids are remembered, since the provider's cache may hold them."""
@@ -46,7 +46,7 @@ class Limits(NamedTuple):
 
 
 class CostReport(NamedTuple):
-    """The tokens `billed` for some `answers`, and the cost had the cloud `alone` written them."""
+    """The tokens `billed` for `answers` answers; `alone`: their cost by the cloud alone."""
 
     billed: BilledTokens = NOTHING
     alone: Decimal = Decimal(0)
@@ -75,7 +75,7 @@ class Billing:
     ) -> None:
         """By default an answer costs no more than the cloud alone; `daily` enforces `limits.day`.
 
-        Raises `UsageError` if there is a limit for the day and its file cannot be used.
+        With that limit an unusable file raises `UsageError`, and a `daily` of None refuses all.
         """
         self.price, self.limits, self.daily = price, limits or Limits(), daily
         if self.limits.day is not None and daily is not None:
@@ -119,14 +119,14 @@ class Billing:
 
 
 VERDICT = 32
-"""The output tokens that a verdict on a passage is expected to have."""
+"""How many output tokens a verdict on a passage is expected to have."""
 
 
 class CloudTokens:
     """Counts tokens of an answer in the cloud's vocabulary, or estimates them.
 
-    The counts are exact where cloud and edge have one vocabulary (`shared`); else they are by the
-    cloud's tokenizer if available, else by the ratio of billed tokens to the edge's ids.
+    The counts are exact where cloud and edge have one vocabulary (`shared`); else by the cloud's
+    tokenizer if known, else by the ratio of billed tokens to the edge's ids (1 at first).
     """
 
     def __init__(self, prompt: Sequence[int], edge: Tokenizer, cloud: CloudModel | None) -> None:
@@ -139,7 +139,7 @@ class CloudTokens:
         self.asks = sum(len(edge.encode(one.content)) for one in said)  # ids beside the text
 
     def question(self, position: int) -> int:
-        """Return how many tokens of instructions to a reader a request about `position` ids has."""
+        """Return how many tokens of a request on `position` ids instruct a `ReaderCloud`."""
         return round(self.asks * self._ratio) if position > self.start else 0
 
     @cached_property
@@ -191,7 +191,7 @@ class _Call(NamedTuple):
     before: int = 0
 
     def dearest(self, left: int = UNLIMITED) -> BilledTokens:
-        """Return the most that it may be billed if only `left` HTTP requests were sent."""
+        """Return the most that the call may be billed if only `left` HTTP requests were sent."""
         return sum(map(self.request, range(min(self.requests, left))), NOTHING)
 
     def request(self, number: int) -> BilledTokens:
@@ -202,13 +202,13 @@ class _Call(NamedTuple):
 
     @property
     def completion(self) -> Completion | None:
-        """The completion; of one that could not be used, what it was billed; else None."""
+        """The completion; an unusable one without its ids; None if the request failed."""
         error = self.future.exception()
         return self.future.result() if error is None else getattr(error, "meter", None)
 
     @property
     def declined(self) -> bool:
-        """Whether it cost nothing. Nobody knows what an engine that is busy or broken bills."""
+        """Whether the engine declined at no cost. What a busy or broken one bills is unknown."""
         error = self.future.exception()
         declined = isinstance(error, CloudError) and error.declined
         return declined and not isinstance(error, CloudUnavailable) and self.sent.requests == 1
@@ -229,7 +229,7 @@ class AnswerCosts:
         """`requests` is `CloudModel.requests`; `tokens` counts in the cloud's vocabulary.
 
         `whole`: no stop string and no full context can cut a completion short. With `cloud_alone`
-        the cloud writes everything, so its cost alone is no limit.
+        the cloud writes everything, and `Limits.alone` does not apply.
         """
         self._billing, self._price, self._limits = billing, billing.price, billing.limits
         if cloud_alone:
@@ -254,10 +254,10 @@ class AnswerCosts:
     def admits(self, ids: Sequence[int], n: int, verify: int = 0) -> int:
         """Return how many HTTP requests a consult may send; 0: the limits forbid it.
 
-        It is for `n` tokens after `ids`, or for verdicts on the last `verify` of them. It may need
-        several requests, and repeat them if the connection breaks. Without a limit for the answer
-        or the day the number is `UNLIMITED`. With one for the day, the most that the requests may
-        cost is added to the day's total now.
+        The consult is for `n` tokens after `ids`, or for verdicts on the last `verify` ids. It may
+        need several requests, or repeat one after a broken connection. Without a limit for the
+        answer or the day the number is `UNLIMITED`. With a limit for the day, the most that the
+        requests may cost is added to the day's total now.
         """
         self._settle()
         spent = self._price.of(self._billed())
@@ -330,8 +330,7 @@ class AnswerCosts:
         return True
 
     def _reached(self, ids: Sequence[int]) -> int:
-        """Return how many of `ids` this answer's requests have sent or asked for; not dropped
-        drafts."""
+        """Return how many leading `ids` this answer's last request has sent or asked for."""
         sent, asked = self._sent
         held = common_prefix(sent, ids)
         return held + asked if held == len(sent) else held

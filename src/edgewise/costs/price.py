@@ -46,10 +46,10 @@ NOTHING = BilledTokens()
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Prices in money per million tokens: uncached prompt, cached prompt, output.
 
-    `cached_from`: the provider caches recent prompts of at least so many tokens (None: unknown).
-    Each request is then expected to find the previous prompt cached, but for so many tokens at its
-    end: give at least the size of a block of the provider's cache. Creating a `Price` raises
-    `UsageError` for an invalid one.
+    `cached_from`: the provider caches recent prompts of at least so many tokens. A request is then
+    expected to find the previous prompt cached, except its last `cached_from` tokens: give at least
+    the size of a block of the provider's cache. With None only what was found cached before is
+    expected again. Creating a `Price` raises `UsageError` for an invalid one.
     """
 
     input: Decimal

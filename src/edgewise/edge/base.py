@@ -1,7 +1,7 @@
 """The interface of an edge model: a tokenizer, weights, and sessions with one KV cache each.
 
-A new engine implements `EdgeModel` and a `SequenceCache`. Its sessions are instances of
-`KvSession`, which share a `Slots` object that hands out those caches.
+An engine in this process implements `EdgeModel` and a `SequenceCache`. Its sessions are instances
+of `KvSession`, which share a `Slots` object that hands out those caches.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ PROBES = (
     "naïve café — 日本語 русский 🙂",
     "def f(x):\n    return x ** 2  # 0.5e-10",
 )
-"""Test strings. Tokenizers with other merges or another pre-tokenizer encode them differently."""
+"""Test strings that tokenizers with other merges or pre-tokenizers likely encode differently."""
 
 
 class Needs(Flag):
@@ -143,7 +143,7 @@ class Tokenizer(Protocol):
     def encode_prompt(self, text: str, *, special: bool = True) -> list[int]:
         """Return the ids of a prompt, after a BOS token if the model wants one.
 
-        Pass `special=True` only for text that a chat template made (see `encode`).
+        Pass `special=False` unless a chat template made the text (see `encode`).
         """
         ...
 
@@ -187,20 +187,20 @@ class EdgeSession(ABC):
 
     @property
     def computed(self) -> int:
-        """Number of ids in the KV cache; 0 where the engine does not tell."""
+        """Number of ids in the KV cache; 0 if the engine does not report it."""
         return 0
 
     @abstractmethod
     def open(self, ids: Sequence[int]) -> int:
-        """Make `ids` the whole sequence; return how many leading ones the KV cache already held.
+        """Make `ids` the whole sequence; return how many leading ids the KV cache already holds.
 
         Raises `ContextOverflow` and `UsageError` as `extend` does.
         """
 
     def prefill(self) -> bool:
-        """Compute a batch of the queued ids; return whether there was one.
+        """Compute a batch of the queued ids, without the last id; return whether any was computed.
 
-        It is False where the rest, with the last id, or all of them are left to `step`.
+        Returns False once the rest is left to `step`; engines may leave all ids to it.
         """
         return False
 
@@ -208,7 +208,7 @@ class EdgeSession(ABC):
     def step(self) -> Step:
         """Compute the queued ids, and return the prediction of the token after the last id.
 
-        Raises `UsageError` if the session has no ids.
+        Raises `UsageError` without ids or once closed, `ModelError` or `EdgeError` on failure.
         """
 
     @abstractmethod
@@ -216,7 +216,7 @@ class EdgeSession(ABC):
         """Append `ids`, compute them, and return for each the `Step` that predicts the next token.
 
         They run in one batch if the engine can (`EdgeAbilities.batch_logits`), else one by one.
-        Raises as `extend` does, and `UsageError` for more ids than a batch may have.
+        Raises as `extend` and `step` do, and `UsageError` for more ids than one batch holds.
         """
 
     def extend(self, ids: Sequence[int]) -> None:
@@ -265,7 +265,7 @@ class EdgeSession(ABC):
             )
 
     def _require_room(self, before: int, ids: Sequence[int]) -> None:
-        """Raise for ids outside of the vocabulary, or if `before` + `ids` overflow the context."""
+        """Raise as `extend` does unless `ids` may follow `before` other ids."""
         self._check_open()
         if ids and not 0 <= min(ids) <= max(ids) < self._size:
             raise UsageError(f"{self._name!r} has ids from 0 to {self._size - 1} only.")
@@ -307,8 +307,8 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
     depends on an earlier one, not even by a rounding error.
 
     The others are for a server that runs the edge model. `model`: which of its models to use.
-    `tokenizer`: address of the model's tokenizer, if the server does not tell it. `key`: the API
-    key. `sent(host, body)` is called with each request's JSON body before it is sent.
+    `tokenizer`: address of the model's tokenizer, if the model's file is not on this disk. `key`:
+    the API key. `sent(host, body)` is called with each request's JSON body before it is sent.
     """
 
     context: int | None = None
@@ -323,7 +323,7 @@ class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Claim = Literal["own", "shared"]
-"""How an engine knows a folder's format: it is its library's "own", or "shared" with others."""
+"""Whether a folder's format is "own" to the engine's library, or "shared" with other engines."""
 
 
 class EdgeModel(Protocol):
@@ -341,7 +341,7 @@ class EdgeModel(Protocol):
     """Longest sequence of a session, in ids."""
 
     hidden_size: int
-    """Length of a hidden state."""
+    """Length of a hidden state; 0 if unknown."""
 
     tokenizer: Tokenizer
     """The model's tokenizer, which defines its vocabulary."""
@@ -362,7 +362,7 @@ class EdgeModel(Protocol):
         """Open a session. Its steps keep what `needs` names readable after later decodes.
 
         `top` is the number of likeliest ids that `Needs.TOP` keeps. Close the session to free its
-        slot. Raises `UsageError` if all are in use, or if the engine lacks what `needs` names.
+        slot. Raises `UsageError` if no slot is free, or if the engine lacks what `needs` names.
         """
         ...
 

@@ -63,7 +63,7 @@ class EngineModel(EdgeModel):
     def _context_for(self, said: object) -> int:
         """Return the context of a session in ids.
 
-        `said` is the context that the model was trained for, by its file; anything else than a
+        `said` is the context that the model was trained for, by its file; anything other than a
         positive int is ignored. Raises `UsageError` if the options ask for more: memory would be
         taken for positions at which the model writes noise.
         """

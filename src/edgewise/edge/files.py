@@ -26,7 +26,7 @@ _INSTEAD = (
     (rb"(?i)\s*<(!doctype|html|\?xml)", "a web page", "download the file, not the page about it"),
     (rb"\Z", "empty", "download it again"),
 )
-"""Files that stand in a model's place: a pattern of their beginning, what they are, a hint."""
+"""Files found instead of a model's: a pattern of their beginning, what they are, a hint."""
 
 _T = TypeVar("_T")
 
@@ -58,7 +58,7 @@ def other_form(path: Path) -> tuple[str, str] | None:
 def explained(folder: Path, engine: str) -> Generator[None]:
     """Context manager that turns exceptions of the library `engine` into a `ModelError`.
 
-    `folder` is the file or folder that is being loaded. Panics of Rust code are included.
+    `folder` is the file or folder that is being loaded. Panics of Rust code are converted, too.
     """
     try:
         yield
@@ -95,8 +95,8 @@ def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
 def read_json(path: Path, kind: type[_T]) -> _T | None:
     """Return a JSON file as a value of type `kind`; None if there is no such file.
 
-    Raises `ModelError` if the content is of another form. Python's `json` reads it, since configs
-    of recurrent models have numbers, such as Infinity, that JSON lacks.
+    Raises `ModelError` as `read_bytes` does, and for content of another form. Python's `json` reads
+    it, since configs of recurrent models have numbers, such as Infinity, that JSON lacks.
     """
     data = read_bytes(path)
     try:
@@ -122,8 +122,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def digest_of(files: Sequence[Path]) -> str:
     """Return a SHA-256 (hexadecimal) over the names, lengths and parts of the contents of `files`.
 
-    Of each file 64 evenly spaced blocks of 64 KiB are read. They are enough to tell weights apart,
-    since training changes every block. The order of `files` matters.
+    Of each file larger than 64 KiB, 64 evenly spaced blocks of 64 KiB are read: enough to tell
+    weights apart, since training changes most weights. The order of `files` matters.
     """
     digest = hashlib.sha256()
     for path in files:
@@ -142,7 +142,7 @@ def fingerprint_of(path: Path) -> str:
 
 
 def _sampled_blocks(path: Path) -> Iterator[bytes]:
-    """Yield 64 evenly spaced blocks of 64 KiB: 4 MiB take milliseconds, a whole file seconds."""
+    """Yield 64 evenly spaced blocks of 64 KiB, since a whole file takes seconds to read."""
     last = max(path.stat().st_size - _BLOCK_BYTES, 0)
     with path.open("rb") as file:
         for index in range(_BLOCKS if last else 1):

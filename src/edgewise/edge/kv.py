@@ -24,13 +24,13 @@ TURN = 64
 """Most prompt ids that a session computes before another session may decode."""
 
 FEW = 8
-"""Most ids that run in one pass, the last with outputs, on engines that use checkpoints.
+"""Most queued ids that one pass computes including the last, on engines that use checkpoints.
 
-Of more ids, and on other engines, the last runs alone: it is the only one that needs outputs.
+With more ids, and on other engines, the last id has a pass of its own: it alone needs outputs.
 """
 
 _SLACK = 16
-"""A cached prompt is the same conversation if it shares so many ids for each id that differs."""
+"""A cached prompt is of the same conversation if so many ids stay for each id that is dropped."""
 
 
 class FairLock:
@@ -111,7 +111,7 @@ class Slots:
         self._free = list(caches)
 
     def run(self, run: Run) -> list[LogitsStep]:
-        """Wait for this session's turn, run its ids, and return the steps that `run` asked for.
+        """Wait for the session's turn, run `run.ids`, and return the steps that `run` asks for.
 
         `run.outputs` asks for none, the last id's, or one per id. Raises `ModelError` on failure.
         """
@@ -142,18 +142,18 @@ class Slots:
             self.sessions += 1
 
     def take(self, ids: Sequence[int]) -> SequenceCache:
-        """Choose a free cache for a session that begins with `ids`; return it, no longer free.
+        """Choose a free cache for a session that begins with `ids`, and return it.
 
-        A cache then keeps the beginning that it shares with `ids`. One of the same conversation is
-        preferred (it keeps 16 ids or more for each id of its prompt that it drops), then an empty
-        one, then one that keeps more than half of its ids, then the least recently used. Since all
-        conversations begin alike, a few shared ids are no reason to drop another one's cache.
+        The session will keep what the cache shares with `ids`. First comes a cache that keeps more
+        than half of its ids, and 16 or more for each id of its prompt that it drops (the same
+        conversation); then an empty one; then one that keeps more than half; then the least
+        recently used. A few shared ids count for nothing, since all conversations begin alike.
         """
         with self.lock:
             self.check_open()
             kept = [free.keeps(common_prefix(free.ids, ids)) for free in self._free]
             gains = [n for n, free in enumerate(self._free) if 2 * kept[n] > free.length]
-            # The next turn of a conversation, or another answer to its prompt.
+            # For the next turn of a conversation, or another answer to its prompt.
             same = [n for n in gains if _SLACK * (self._free[n].prompt - kept[n]) <= kept[n]]
             # The first of them: engines compute neighbours together.
             empty = [n for n, free in enumerate(self._free) if not free.ids]
@@ -175,7 +175,7 @@ class Slots:
             cache.prompt = min(cache.prompt, cache.length)
 
     def close(self) -> bool:
-        """Refuse all further runs; return True the first time: the caller is to free the caches."""
+        """Refuse all further runs. Return True the first time; the caller then frees the caches."""
         with self.lock:
             before, self.closed = self.closed, True
             self._free.clear()
@@ -193,12 +193,12 @@ class KvSession(EdgeSession):
     def __init__(self, model: EdgeModel, slots: Slots, needs: Needs, top: int) -> None:
         """Reserve a slot. `needs` and `top` are described at `EdgeModel.session`.
 
-        Raises `UsageError` if all slots are in use, or if the engine lacks hidden states needed.
+        Raises `UsageError` if no slot is free, or if the engine lacks needed hidden states.
         """
         super().__init__(model, needs)
         slots.reserve()
         self._slots = slots
-        # Once the session's ids are known.
+        # Taken by `open`, once the session's ids are known.
         self._cache: SequenceCache | None = None
         self._batched = model.abilities.batch_logits
         self._checkpointed = model.abilities.rewinds == "checkpoints"
@@ -220,7 +220,7 @@ class KvSession(EdgeSession):
         self._cache.prompt = len(ids)
         if self._checkpointed and ids:
             if self.computed == len(ids) and not self._at_hand():
-                # As `step` will: what is reported as kept is not read again.
+                # `step` would do so, and the ids that this call reports must not run again.
                 self._forget(len(ids) - 1)
             self.checkpoint(len(ids) - 1)
         return self.computed
@@ -294,7 +294,7 @@ class KvSession(EdgeSession):
         return 0 if self._cache is None else len(self._cache.ids)
 
     def _next_end(self, wanted: int) -> int:
-        """Return where the next run ends: only a prompt's last id is computed with outputs."""
+        """Return at which position, `wanted` at most, the next run ends (see `FEW`)."""
         stops = self._wanted and [at for at in self._wanted if self.computed < at < wanted]
         if wanted - self.computed <= self._few and not stops:
             return wanted

@@ -1,4 +1,4 @@
-"""Opens an edge model, or a tokenizer alone, by its address (see `edgewise.addresses`)."""
+"""The edge engines, which of them opens a model address, and how a tokenizer alone is opened."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ EDGES: Registry[Callable[[str, EdgeOptions], EdgeModel]] = Registry(
         SERVER: "edgewise.edge.served.model:open_server",
     },
 )
-"""The edge engines by name. Each is called with the address as the user wrote it, and options."""
+"""The edge engines by name: functions from an address and `EdgeOptions` to an `EdgeModel`."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
@@ -31,9 +31,9 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 def engine_at(address: str) -> str:
     """Return the name of the edge engine for the model at `address` (see `edgewise.addresses`).
 
-    It is "server" for a URL and "llamacpp" for a GGUF. For a folder or repository it is the engine
-    whose "own" format it has, else one that reads it as "shared" (see `Claim`). Raises
-    `AddressError` if there is none, `UsageError` if several have the same claim.
+    It is "server" for a URL, and "llamacpp" for a GGUF or an unknown address. For any other
+    folder or hub repository it is the engine that claims it as "own", else as "shared" (`Claim`).
+    Raises `AddressError` if no engine claims it, `UsageError` if several have the same claim.
     """
     if is_url(with_scheme(address)):
         return SERVER
@@ -70,16 +70,16 @@ def _unclaimed(address: str, names: Sequence[str]) -> AddressError:
 
 
 def files_read(engine: str) -> tuple[str, ...]:
-    """Return the name endings of the files that an engine reads in a model's folder.
+    """Return the endings of the names of the files that the engine named `engine` reads.
 
-    They are the attribute `reads` of the engine's class, such as (".safetensors", ".json"); empty
-    if it has none.
+    They are the attribute `reads` of the engine's class, such as (".safetensors", ".json"); () if
+    the class has none. Raises `UsageError` for an unknown engine.
     """
     return getattr(EDGES.load(engine), "reads", ())
 
 
 def open_tokenizer(address: str) -> Tokenizer:
-    """Open the tokenizer in a GGUF, a model's folder or a repository. Raises `UsageError`."""
+    """Open the tokenizer of the GGUF, folder or hub repository `address`. Raises `UsageError`."""
     path = resolve_tokenizer(address)
     if path.is_dir():
         from edgewise.edge.tokenizer_json import HubTokenizer
@@ -91,6 +91,6 @@ def open_tokenizer(address: str) -> Tokenizer:
 
     model = load_weights(path, vocabulary_only=True)
     tokenizer = LlamaTokenizer(model)
-    # Nobody else holds the model.
+    # Nobody else frees the model.
     weakref.finalize(tokenizer, llama_cpp.llama_model_free, model).atexit = False
     return tokenizer

@@ -21,7 +21,7 @@ MOST = 64
 class Scored(msgspec.Struct, frozen=True):
     """An id of a text with its logprob (nats) and the likeliest ids (`top`) at its position.
 
-    The first id follows nothing, and so has neither.
+    For the first id, which follows nothing, `logprob` is None and `top` empty.
     """
 
     id: int
@@ -34,8 +34,8 @@ def scored(
 ) -> Generator[Sequence[Scored], None, None]:
     """Score `ids` in a session of its own; yield one `Scored` per id, a batch at a time.
 
-    `top` is the number of likeliest ids to return for each position. Close the generator to stop
-    early.
+    `top`, at least 1, is the number of likeliest ids to return for each position. Close the
+    generator to stop early. Raises as `EdgeModel.session` and `EdgeSession.steps` do.
     """
     session = model.session(Needs.NOTHING)
     most = max(1, min(MOST, model.context, ROOM // (4 * model.tokenizer.size)))

@@ -15,16 +15,16 @@ import numpy as np
 
 from edgewise.edge.base import Floats, Rewinds
 
-# Checkpoints of a sequence: each copies the state of all layers that cannot be cut.
+# Most checkpoints of a sequence; each copies the state of all layers that cannot be cut.
 MOST = 8
 
 MEMORY = 1 << 30
-"""Most bytes of all checkpoints of a model; each sequence may have one checkpoint beyond that."""
+"""Most bytes of all checkpoints of a model, except that each sequence may always have one."""
 
 FAILURES = (ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
 """Exceptions by which an engine's library reports that a run or a copy failed."""
 
-_KEPT_OF_PROMPTS = 2  # its end, and its last turn, which an edited message comes back to
+_KEPT_OF_PROMPTS = 2  # at a prompt's end, and at its last turn, to which an edit returns
 
 _CLOSE = 0.05  # most difference of logits computed in two ways, relative to the largest
 
@@ -45,11 +45,11 @@ class KvRow(NamedTuple):
 class SequenceCache(ABC):
     """The KV cache of one sequence. An engine implements the abstract methods."""
 
-    # Ids between checkpoints at least: a rollback computes no more again, in one pass.
+    # A run is preceded by a checkpoint if so many ids, or more, came after the last one.
     spacing = 8
 
     rewinds: Rewinds
-    """How far the layers can roll back (see `EdgeAbilities`); `_begin` sets it."""
+    """How far the layers can roll back (see `EdgeAbilities`); `_begin` sets it unless it is set."""
 
     ids: list[int]
     """The ids whose keys and values (or states) are in the cache."""
@@ -58,7 +58,7 @@ class SequenceCache(ABC):
     """Number of ids in the prompt of the last session that used the cache."""
 
     def __init__(self, *, room: int = MEMORY) -> None:
-        """Start empty. All checkpoints together take `room` bytes; a single one may take more."""
+        """Start empty. Checkpoints take at most `room` bytes, but one is kept whatever its size."""
         self._room = room
         self._copies: dict[int, Any] = {}
         self._runs = 0
@@ -77,7 +77,7 @@ class SequenceCache(ABC):
 
     @property
     def decodes(self) -> int:
-        """Number of decodes so far; rows of earlier runs are views, valid until it changes."""
+        """Number of decodes so far; the rows of a run are views, valid until this changes."""
         return self._runs
 
     @property
@@ -87,7 +87,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Make an empty cache in the engine, and set `rewinds`."""
+        """Make an empty cache in the engine, and set `rewinds` unless it is set."""
 
     @abstractmethod
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
@@ -95,7 +95,7 @@ class SequenceCache(ABC):
 
     @abstractmethod
     def _back(self, count: int, state: Any | None) -> bool:
-        """Cut the last `count` ids; restore `state`, a checkpoint, if given. False if it failed."""
+        """Cut the last `count` ids; restore the checkpoint `state` if given. False on failure."""
 
     def _copy(self) -> Any:
         """Return a copy of the state that cannot be cut, for engines that have such a state."""
@@ -143,7 +143,7 @@ class SequenceCache(ABC):
         return max((at for at in self._copies if at <= position), default=0)
 
     def back(self, position: int) -> int:
-        """Roll back to `position`, a checkpoint before it, or 0; return how many ids remain."""
+        """Roll back to `position`, else a checkpoint before, else 0; return how many ids remain."""
         if position >= self.length:
             return self.length
         kept = self.keeps(position)
@@ -152,7 +152,7 @@ class SequenceCache(ABC):
         back = False
         if kept:
             state = None if self.cuttable else self._copies[kept]
-            with suppress(*FAILURES):  # else it is read again
+            with suppress(*FAILURES):  # then all ids are computed again
                 back = self._back(self.length - kept, state)
         if not back:
             self.clear()
@@ -181,7 +181,7 @@ class SequenceCache(ABC):
         try:
             self._copies[self.length] = self._copy()
         except FAILURES:
-            return  # an earlier place is read from
+            return  # a rollback uses an earlier checkpoint
 
     def _drop_copies(self, position: int) -> None:
         for at in [at for at in self._copies if at > position]:

@@ -1,7 +1,7 @@
-"""`LogitsStep`: the `Step` of every engine that returns a row of logits and a hidden state.
+"""`LogitsStep`: the `Step` of engines that return logits, with or without a hidden state.
 
-A vocabulary may have 150,000 logits, so that each pass over them takes noticeable time: every value
-is computed when it is first asked for, and once.
+A vocabulary may have 150,000 logits, so that each pass over them takes noticeable time: the entropy
+and the likeliest ids are computed when they are first asked for, and kept.
 """
 
 import math
@@ -21,18 +21,18 @@ _PART = 1 << 14
 
 _ONES = np.ones(_PART, np.float32)
 
-# As numbers: each question to a `Flag` is a call in Python, and every step asks several.
+# As numbers: testing a `Flag` calls Python code, and every step tests several.
 _ENTROPY, _TOP, _LOGITS, _HIDDEN = (
     need.value for need in (Needs.ENTROPY, Needs.TOP, Needs.LOGITS, Needs.HIDDEN)
 )
 
 
 def top_ids(logits: Floats, k: int) -> Ids:
-    """Return the k likeliest ids (int32), best first; of equal logits the lower id is first.
+    """Return the k likeliest ids (int32, k > 0), best first; of equal logits the lower id first.
 
-    The vocabulary is cut into blocks. The k-th largest of the blocks' maxima is at most the k-th
-    largest logit, so only the few logits that are not below it are sorted. For 150,000 logits this
-    takes a third of the time of `np.partition`.
+    A large vocabulary is cut into blocks. The k-th largest of the blocks' maxima is at most the
+    k-th largest logit, so only the few logits that are not below it are sorted. For 150,000 logits
+    this takes a third of the time of `np.partition`.
     """
     n = len(logits)
     k = min(k, n)
@@ -86,7 +86,7 @@ class LogitsStep(Step):
         self._reading = Lock()
 
     def own(self, needs: Needs, top: int = 0) -> None:
-        """Keep what `needs` names readable after the next decode; for `Needs.TOP`, `top` ids."""
+        """Keep what `needs` names readable after the next decode; of `TOP`, `top` likeliest ids."""
         wanted = needs.value
         if wanted & _ENTROPY:
             self._normalised()

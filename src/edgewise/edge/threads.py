@@ -11,14 +11,14 @@ from statistics import median
 
 SYSTEM = Path("/sys")
 
-_SLOW = 0.5  # A core of less than so much of the fastest one's capacity is one for efficiency
+_SLOW = 0.5  # A core of less than this share of the fastest core's capacity is an efficiency core
 
 
 def default_threads(system: Path = SYSTEM) -> int:
-    """Return the default number of threads: the cores that this process may use, at least 1.
+    """Return the default number of threads: at least 1, and mostly one for each physical core.
 
-    Of two hyperthreads of a core one counts. On Linux and macOS efficiency cores do not count, nor
-    on Linux what exceeds a container's CPU limit. `system` is where Linux mounts sysfs.
+    Linux: those that this process may use, without efficiency cores, up to a container's CPU limit.
+    macOS: the performance cores. Elsewhere: half of the logical CPUs. `system` is Linux's sysfs.
     """
     if sys.platform == "darwin":
         return _performance_cores() or os.cpu_count() or 1
@@ -44,7 +44,7 @@ def _read(path: Path) -> str:
 
 
 def _fast(system: Path, cpus: Iterable[int]) -> list[int]:
-    """Return the CPUs that are no efficiency cores, by Intel's list or ARM's capacities."""
+    """Return `cpus` without efficiency cores, by Intel's list or ARM's capacities if known."""
     cpus = list(cpus)
     if listed := _listed(_read(system / "devices/cpu_core/cpus")):
         return [cpu for cpu in cpus if cpu in listed] or cpus
@@ -56,13 +56,13 @@ def _fast(system: Path, cpus: Iterable[int]) -> list[int]:
 
 
 def _siblings(system: Path, cpu: int) -> str:
-    """Return a text that the hyperthreads of one core have in common."""
+    """Return a text that names the core of `cpu`: all hyperthreads of a core have the same."""
     told = _read(system / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return told or str(cpu)
 
 
 def _listed(told: str) -> set[int]:
-    """The numbers of a list such as 0-3,8."""
+    """Return the numbers in a list such as "0-3,8"; of a broken one, those before the fault."""
     found: set[int] = set()
     with suppress(ValueError):
         for part in filter(None, told.split(",")):
@@ -72,7 +72,7 @@ def _listed(told: str) -> set[int]:
 
 
 def _quota(system: Path) -> int:
-    """Return the cores' worth of CPU time that a container's limit allows; many without a limit."""
+    """Return a container's CPU limit in cores, at least 1; 65,536 if no limit is set."""
     with suppress(ValueError, ZeroDivisionError):
         most, period = _read(system / "fs/cgroup/cpu.max").split()
         return max(1, round(int(most) / int(period)))
@@ -80,10 +80,10 @@ def _quota(system: Path) -> int:
 
 
 TRIES, LATEST = 3, 5
-"""TRIES passes try another number of threads; medians of up to LATEST passes are compared."""
+"""A trial of another number takes up to TRIES passes; medians of up to LATEST are compared."""
 
 SOON, LATE = 16, 1024
-"""Passes until the next trial: SOON after a won trial; each lost one doubles them, up to LATE."""
+"""Passes between trials: SOON if the last found a faster number, else twice as many, up to LATE."""
 
 _STALLED = 4.0
 
@@ -91,7 +91,7 @@ _STALLED = 4.0
 class Threads:
     """Finds, by trying, the number of threads (at most `most`) that computes passes fastest.
 
-    A pass waits for its slowest thread: on two cores, two threads write 1.6 to 1.8 times as many
+    A pass waits for its slowest thread: on two cores, two threads write 1.5 to 1.8 times as many
     tokens as one, but beside a program that keeps a core busy only 0.5 to 0.7 times as many
     (docs/edge-engines.md). Passes are compared with those of a similar number of ids.
     """
@@ -101,16 +101,16 @@ class Threads:
         self._sizes = defaultdict[int, _Trials](lambda: _Trials(most))
 
     def of(self, ids: int) -> int:
-        """Return the number of threads for a pass over so many `ids`; then tell `took` its time."""
+        """Return the number of threads for a pass over `ids` ids; afterwards call `took`."""
         return self._sizes[ids.bit_length()].next()
 
     def took(self, ids: int, threads: int, seconds: float) -> None:
-        """Record that a pass over `ids` (their number) took `seconds` with `threads` threads."""
+        """Record that a pass over `ids` ids took `seconds` with `threads` threads."""
         self._sizes[ids.bit_length()].took(threads, seconds / ids)
 
 
 class _Trials:
-    """Measurements and the current choice of `Threads` for passes of about one size."""
+    """Measurements and current choice of `Threads` for passes over a similar number of ids."""
 
     def __init__(self, most: int) -> None:
         self._most = self._best = most

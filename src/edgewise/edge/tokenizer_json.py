@@ -41,7 +41,7 @@ _SPACE = "▁"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NULL = msgspec.Raw(b"null")
 
-# What llama.cpp's converter makes control tokens of, though their model calls them ordinary.
+# Added tokens that llama.cpp's converter makes control tokens, though they are not marked special.
 _LOOKS_SPECIAL = re.compile(
     r"<\|.*\|>|<｜.*｜>|<unused.*>|<pad>|<mask>|<2mass>|\[@BOS@\]", re.DOTALL
 )
@@ -107,7 +107,7 @@ def _byte_of_letter() -> Mapping[str, int]:
 
 
 def _checked(path: Path) -> tuple[_File, _Model]:
-    """Return the checked content of `tokenizer.json`, and its model. Raises `ModelError`."""
+    """Return the content of `tokenizer.json`, and of its "model". Raises `ModelError`."""
     data = read_bytes(path, MAX_TOKENIZER)
     if data is None:
         raise ModelError(
@@ -159,7 +159,7 @@ def _growth(step: object) -> float:
 
 
 def _templates(folder: Path, config: _TokenizerConfig) -> tuple[str | None, str | None]:
-    """Return the chat template and the one for tools; separate files win, as in transformers."""
+    """Return the chat template and the one for tools, or None; separate files take precedence."""
     given = config.chat_template
     named = {"default": given} if isinstance(given, str) else {}
     if isinstance(given, list):
@@ -179,9 +179,9 @@ class HubTokenizer:
     """The `Tokenizer` in a model folder's `tokenizer.json`; safe for any number of threads."""
 
     def __init__(self, folder: Path, *, size: int | None = None) -> None:
-        """Read `folder`. `size` is the model's number of logits, if padded beyond the ids.
+        """Read `folder`. `size` is the model's number of logits; None: one for each id, no padding.
 
-        Raises `ModelError` for missing or damaged files, `UsageError` without the library.
+        Raises `ModelError` for missing or damaged files, `UsageError` without `tokenizers`.
         """
         self._where = folder / TOKENIZER
         file, model = _checked(self._where)
@@ -242,7 +242,7 @@ class HubTokenizer:
         return [part for token in ids for part in self._spelled(token)]
 
     def _spelled(self, token: int) -> list[int]:
-        """Return the ids that spell a special token as plain text; other tokens stay."""
+        """Return the ids that spell a special token as plain text; of another token, its own id."""
         if token not in self._control:
             return [token]
         data = self._texts[token].encode()

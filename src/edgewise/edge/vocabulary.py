@@ -37,9 +37,9 @@ def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
 def fingerprint(tokenizer: Tokenizer) -> str:
     """Return a SHA-256 (hex) that is equal for equal vocabularies, apart from padding.
 
-    It covers the bytes of every used id, and the ids of some test strings (`PROBES`): these ids
-    differ if the merges or the pre-tokenizer differ. Ids without bytes are padding and left out,
-    since models of one family pad to different sizes.
+    It covers the bytes of every used id, and the ids of some test strings (`PROBES`), since these
+    likely differ if merges or pre-tokenizer differ. Ids without bytes are padding and left out, as
+    models of one family pad to different sizes.
     """
     digest = hashlib.sha256()
     special = tokenizer.special
@@ -71,7 +71,7 @@ def ids_of_text(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[
 
     It tokenizes `text` behind the text of the last 32 ids of `before`. If these ids change by that,
     or the bytes differ, it tokenizes `text` alone, then behind a newline, where SentencePiece adds
-    no space. At last it takes one id for each byte; None if a byte has none.
+    no space. At last it takes one id for each byte, and returns None if some byte has no id.
     """
     data = text.encode()
     tail = list(before[-_CONTEXT:])

@@ -57,7 +57,7 @@ class Client(msgspec.Struct, frozen=True):
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers with request and session id, as Ray Serve, vLLM and SGLang read them.
+        """HTTP headers with request and session id, for engines' logs and for load balancers.
 
         `X-Request-Id` is the request's id, `X-Session-Id` and `X-SMG-Routing-Key` the session's. An
         empty id has no header.
@@ -73,7 +73,7 @@ NOBODY = Client()
 
 
 class Watched(NamedTuple):
-    """Token ids and the text that an engine gave for them; it changes only with the vocabulary."""
+    """Token ids and their text at an engine, which changes only if the vocabulary does."""
 
     ids: Sequence[int]
     text: str
@@ -113,9 +113,9 @@ class Engine(ABC):
     ) -> Completion:
         """Return at most `n` tokens that the model writes after `ids`. Raises a `CloudError`.
 
-        `client` is the sender: its session, tenant and salt decide which KV cache is reused. An end
-        may be reported only as `Completion.stopped`; `edgewise.cloud.base.with_end` then appends an
-        end token.
+        `client` is the sender: its session, tenant and salt decide which KV cache is reused. That
+        the model ended may be reported only as `Completion.stopped`, without the end token, which
+        `edgewise.cloud.base.with_end` then appends.
         """
 
     async def verify(
@@ -142,12 +142,12 @@ class Engine(ABC):
         return await self.complete(ids, n, sampling, client)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        """Let the engine read `ids` into its prefix cache, for later requests of this `client`."""
+        """Let the engine prefill `ids` for later requests of `client`. Raises a `CloudError`."""
         await self.complete(ids, 1, Sampling(), client)
 
     @abstractmethod
     async def tokenize(self, text: str) -> list[int] | None:
-        """Return the ids of `text` without special tokens; None if the engine does not tokenize."""
+        """Return the ids of `text`, without a BOS token; None if the engine does not tokenize."""
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
         """Return the text of `ids`, control tokens written out; None if the engine cannot.
@@ -199,7 +199,7 @@ class Engine(ABC):
         """Return whether the engine still has the model and the vocabulary that `probe` found.
 
         Compared are its reply to `describe`, its ids of `PROBES` and, if `watched` is set, its text
-        of those ids. Raises a `CloudError` if the engine is not ready.
+        of `watched.ids`. Raises a `CloudError` if the engine is not ready.
         """
         checks: list[Awaitable[object]] = [self.ready(), self.describe(), self.tokenize(_ALL)]
         expected: list[object] = [None, self.described, self._joint_ids]

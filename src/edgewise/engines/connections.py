@@ -26,9 +26,9 @@ _EXEMPT = "check the proxy, or add the cloud's host to NO_PROXY"
 
 
 def checked_address(url: str) -> str:
-    """Return `url` without an endpoint's path, which is often pasted with it. Raises `UsageError`.
+    """Return `url` without an endpoint's path at its end, such as `/v1/chat/completions`.
 
-    The error is raised for an unusable address, one with a password, or an unusable proxy for it.
+    Raises `UsageError` if it is no http(s) address, holds a password, or has an unusable proxy.
     """
     require_keyless(url)
     parts = urlsplit(url)
@@ -133,7 +133,7 @@ class _Network(httpcore2.AsyncNetworkBackend):
     """Opens connections by asyncio's own streams."""
 
     async def connect_tcp(self, host: str, port: int, *_: Any, **__: Any) -> "_Stream":
-        # What races may leave a socket open where it is cancelled; this machine needs none.
+        # A race of addresses may leave a socket open if it is cancelled; this machine needs none.
         beside = None if _is_here(host) else _BESIDE
         with _failing(httpcore2.ConnectError):
             reader, writer = await asyncio.open_connection(
@@ -143,10 +143,10 @@ class _Network(httpcore2.AsyncNetworkBackend):
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
-    """A connection that sends a request in one piece, once its reply is read.
+    """A connection that sends a request in one piece, when its reply is first read.
 
-    So a request cannot be cancelled between the time it is counted and the time it is sent. The
-    last byte that came is given out by itself: a reply that ends before it was sent with more.
+    So a request cannot be cancelled between being counted and being sent. `read` returns the last
+    byte that came separately: if a reply ends before it, the server sent more than was asked for.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -179,7 +179,7 @@ class _Stream(httpcore2.AsyncNetworkStream):
         timeout: float | None = None,
     ) -> "_Stream":
         with _failing(httpcore2.ConnectError):
-            # It would pass for what is read encrypted.
+            # These bytes would pass for encrypted ones.
             if self._last or self._unasked():
                 raise ssl.SSLError("unencrypted bytes before the handshake")
             await self._writer.start_tls(ssl_context, server_hostname=server_hostname)
@@ -193,13 +193,13 @@ class _Stream(httpcore2.AsyncNetworkStream):
         return bool(gone or self._last) or self._unasked() is not None or self._unread()
 
     def _unread(self) -> bool:
-        """Whether something came that the event loop, if it was busy, has not read yet."""
+        """Return whether bytes came that the event loop has not read yet, as when it is busy."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._writer.get_extra_info("socket"), selectors.EVENT_READ)
             return bool(selector.select(0))
 
     def _unasked(self) -> bytes | None:
-        """Take a byte of what came unasked, and return it: b"" for the end, None for nothing."""
+        """Take and return one byte that came unrequested: b"" at the end, None if there is none."""
         reading = self._reader.read(1)
         try:
             reading.send(None)

@@ -20,7 +20,7 @@ COMPARE_SECONDS = 20.0
 """Timeout in seconds of the whole comparison; ids compared until then count."""
 
 CONTROL = 2048
-"""How many ids of control tokens, or without text, are compared first and after reconnects."""
+"""Most control tokens and ids without text that are compared first, and after reconnections."""
 
 AT_ONCE = 12_288
 """How many ids one request compares."""
@@ -88,9 +88,9 @@ class Detokenization:
 async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
     """Compare all ids with the engine's; return the result as the end of a sentence.
 
-    An example is "; all 49,152 ids stand for the same". If not all can be compared in
-    `COMPARE_SECONDS`, the text says why, and how many were. Sets `engine.watched`. Raises
-    `VocabularyMismatch`, or a `CloudError` if the engine cannot be reached.
+    An example is "; all 49,152 ids stand for the same". If not all could be compared, the text says
+    why and how many were. Sets `engine.watched` if the engine detokenizes. Raises
+    `VocabularyMismatch` at a difference, or a `CloudError` if the engine cannot be reached.
     """
     texts = detokenization_of(tokenizer)
     words = list[int]()
@@ -119,7 +119,7 @@ async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> 
         raise engine.mismatch(f"has no id {missing}, where the edge model has {text!r}")
 
     async def same(tokens: Sequence[int], *, control: bool) -> str | None:
-        """The engine's text of these ids."""
+        """Return the engine's text, None if it has none; raise if it is not the expected one."""
         ids, own = texts.request(tokens)
         said = await engine.detokenize(ids, client)
         if said is not None and (other := difference(said, own, control=control)):
@@ -129,7 +129,7 @@ async def _compared(engine: Engine, texts: Detokenization, words: list[int]) -> 
         return said
 
     async def nothing_beyond() -> None:
-        """An engine that does not say how many ids it has may decline those."""
+        """Require that ids `beyond` have no text; an engine may decline them instead."""
         try:
             await same(beyond, control=True)
         except CloudError as error:
@@ -160,7 +160,7 @@ def _divided(tokens: Sequence[int]) -> list[Sequence[int]]:
 
 
 async def _require_end(engine: Engine, texts: Detokenization) -> None:
-    """Raise `VocabularyMismatch` if the cloud model's end token is not one of the edge model's."""
+    """Raise `VocabularyMismatch` if the cloud's end token is known and none of the edge model's."""
     end = await engine.end_text()
     if end and end not in texts.ends:
         raise engine.mismatch(f"ends an answer with {end[:_SHOWN]!r}, unlike the edge model")

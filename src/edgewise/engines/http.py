@@ -51,7 +51,7 @@ _ELSEWHERE = (404, 405)
 _CHECK = "check the address, its path too, and the model's name"
 _HINTS = {402: "see to the account's balance", **dict.fromkeys(_ELSEWHERE, _CHECK)}
 
-# Only headers have left, which tell nothing of what is asked.
+# At this event only headers have left, which hold nothing of the prompt.
 _BEGINS = "http11.send_request_body.started"
 
 MAX_REQUEST_ID = 64
@@ -180,7 +180,7 @@ class Endpoint:
     def _problem(
         self, status: int, headers: Mapping[bytes, str], body: bytes, name: str
     ) -> CloudError:
-        # Not every engine sends back what it was given.
+        # Not every engine sends back the request id that it was given.
         request_id = headers.get(REQUEST_ID.lower().encode()) or name
         later = seconds_of(headers.get(b"retry-after"))
         problem = not_now(self.url, status, request_id, later)
@@ -266,7 +266,7 @@ class HttpEngine(Endpoint, Engine):
     async def has_salt(self, ids: Sequence[int]) -> bool:
         """Return whether the server reads the request field `cache_salt`.
 
-        Two requests with `ids` find out: if it does, it accepts a text there and declines a number.
+        If its kind can (`salts`), two requests tell: it must accept a text and decline a number.
         """
         wanted = await self._wanted(ids, 1)
 
@@ -313,7 +313,7 @@ class HttpEngine(Endpoint, Engine):
         try:
             await self.send(Request("/health"))
         except CloudUnavailable:
-            # There a router says that one of its engines is down, here whether it has another.
+            # At /health a router says that an engine is down, here whether any other is up.
             with suppress(CloudError):
                 await self.send(Request("/readiness"))
                 return
@@ -341,7 +341,7 @@ class _Sending:
         return {**plain, **self.client.headers, "Content-Type": "application/json"}
 
     def count(self) -> None:
-        """Count the bytes handed to a connection, at each attempt. Raises a `CloudError`."""
+        """Count a body in `client.sent`, at each attempt. Raises a `CloudError` to stop it."""
         if self.data is not None and self.client.sent is not None:
             ids, again = self.request.ids, self.counted
             self.client.sent.add(ids, self.data, billable=self.billable, again=again)

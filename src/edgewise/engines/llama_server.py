@@ -21,7 +21,7 @@ from edgewise.sampling import Sampling
 from edgewise.servers.base import Request, decoded
 from edgewise.servers.llama_server import LlamaCppServer, Props
 
-# Ids of a prompt that is made up to see what is reused, and how many of them are no coincidence.
+# Number of ids in a made-up prompt, and how many reused ones are no coincidence.
 _MADE_UP, _NOTED = 32, 16
 
 LINGER_SECONDS = 60.0
@@ -31,7 +31,7 @@ _UNKNOWN = ""
 
 
 class Place(NamedTuple):
-    """The number of a request's slot; `reuse` is False if it may hold another tenant's prompt."""
+    """A request's slot, by number; `reuse` is False if another tenant's prompt may be in it."""
 
     slot: int
     reuse: bool
@@ -57,7 +57,7 @@ class SlotTable:
 
     A session keeps its slot until another session needs it; then the slot that was idle for longest
     is given away. A slot may hold another tenant's prompt until a request, sent without reuse, is
-    answered there in full; from then on its tenant may reuse the slot.
+    answered there in full, and no cancelled request of another tenant can run there any more.
     """
 
     def __init__(self, slots: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,13 +73,13 @@ class SlotTable:
     async def place(self, session: str, tenant: str) -> AsyncGenerator[Place]:
         """Wait for a slot, and hold it while the block sends one request and reads the reply.
 
-        It is the session's own slot if free, else the one idle for longest. Unless `Place.reuse`,
-        the block must not reuse its KV cache. The block must raise if it does not get the reply.
+        It is the session's own slot if free, else as a rule the longest idle. The block must not
+        reuse the slot's KV cache unless `Place.reuse`, and must raise if it gets no reply.
         """
         async with self._free:
             slot = self._chosen(session, tenant)
             others = self._others_pending(slot, tenant)
-            # Those who may yet write are among them.
+            # Other tenants with pending requests are among them.
             reuse = slot.holds <= {tenant}
             slot.session, slot.busy = session, True
             slot.holds = slot.holds | {tenant}
@@ -97,7 +97,7 @@ class SlotTable:
                 slot.busy, slot.used = False, next(self._uses)
 
     def _chosen(self, session: str, tenant: str) -> _Slot:
-        """Return the session's own slot, else the one idle longest, best without others pending."""
+        """Return the session's own slot if free, else the longest idle, best with none pending."""
         free = [slot for slot in self._slots if not slot.busy]
         own = next((slot for slot in free if slot.session == session), None)
         if own is not None:
@@ -114,9 +114,9 @@ class SlotTable:
 class LlamaServerEngine(HttpEngine):
     """A llama-server as an `Engine`. It has no cache salt; each slot has a prefix cache.
 
-    A client with a tenant is given a slot and reuses only what its own tenant left there, or
-    nothing at a server that mixes up its slots' prompts (`--cache-ram` does). Without a tenant the
-    server chooses the slot.
+    A client with a tenant is given a slot and reuses only what its own tenant left there. At a
+    server that mixes up its slots' prompts (with `--cache-ram`, for one) it reuses nothing. For a
+    client without a tenant the server chooses the slot.
     """
 
     server: LlamaCppServer
@@ -124,7 +124,7 @@ class LlamaServerEngine(HttpEngine):
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         super().__init__(LlamaCppServer(), url, key=key, model=model)
-        # None where none can be named.
+        # None where the server does not report its slots.
         self._slots: SlotTable | None = None
         # Whether a request to a slot reuses what that slot holds or nothing, and nothing on demand.
         self._apart: bool | None = None
@@ -140,9 +140,9 @@ class LlamaServerEngine(HttpEngine):
     ) -> Completion:
         """Verify as `Engine.verify` does; the server makes a decode step for each of the ids.
 
-        The server declines ids with an end token before the last, or with a part of a character; an
-        old version declines several ids at once; and no version reports on tokens that its own
-        draft model wrote. In these cases the ids are verified one at a time.
+        The server declines ids with an end token before the last, or with one that ends inside a
+        character; old versions decline several ids at once; no version reports on tokens that its
+        own draft model wrote. In these cases the ids are verified one at a time.
         """
         if count == 1:
             return await self._verify_one(ids, client)
@@ -187,7 +187,7 @@ class LlamaServerEngine(HttpEngine):
             return None
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """Send a consult and return the reply's body; no prompt of another tenant is reused."""
+        """Send a consult, return the reply's body; a tenant reuses no other tenant's prompt."""
         if not client.tenant:
             return await self._posted(request, client, cache_prompt=True)
         slots, apart = await self._slot_use()
@@ -216,7 +216,7 @@ class LlamaServerEngine(HttpEngine):
         self._apart = None
 
     async def _slot_use(self) -> tuple[SlotTable | None, bool]:
-        """Return the slots (or None) and whether they keep prompts apart, by a probe at first."""
+        """Return the slot table, if any, and whether slots keep prompts apart; probe if unknown."""
         async with self._probing:
             if self.renewed:
                 # With the same model it may have other flags.
@@ -228,7 +228,7 @@ class LlamaServerEngine(HttpEngine):
             return self._slots, self._apart
 
     async def _probe_slots(self) -> bool:
-        """Return whether slots keep prompts apart, by sending made-up prompts to the last one."""
+        """Return whether slots keep prompts apart; send made-up prompts to the last slot to see."""
         try:
             total = (await self._props()).total_slots
         except (CloudRejected, CloudProtocolError):
@@ -246,7 +246,7 @@ class LlamaServerEngine(HttpEngine):
         return not any(probes)
 
     async def _reuses(self, prompt: Sequence[int], slot: int, *, cache: bool) -> bool:
-        """Return whether a made-up prompt was reused, or another slot than asked for answered."""
+        """Return whether the server reused `prompt`, or does not say, or used another slot."""
         asked = self.server.prefill(prompt, self.model)
         reply = await self._posted(asked, NOBODY, id_slot=slot, cache_prompt=cache)
         with self.reading():

@@ -143,7 +143,7 @@ class TextEngine(Endpoint):
         return self.model
 
     async def _at_base(self, request: Request, client: Client = NOBODY) -> bytes:
-        """Return the reply to a request below `/v1` or below nothing; what works is remembered."""
+        """Send a request to its path with or without `/v1`; remember which of both exists."""
         if not request.path.startswith("/v1/") or (self.server.base and request.body):
             path = self.server.base + request.path.removeprefix("/v1")
             return await self.send(request._replace(path=path), client)
@@ -166,7 +166,7 @@ class TextEngine(Endpoint):
     async def _accepted(
         self, request: Request, forms: Sequence[Sequence[Fields]], client: Client
     ) -> bytes:
-        """Return the reply to a request with the first accepted one of each of the `forms`."""
+        """Send `request` with the first form of each purpose not declined (`TextServer.forms`)."""
         gone = self._declined
         while True:
             keyed = [[(_key(n, one), one) for n, one in enumerate(form)] for form in forms]
@@ -175,7 +175,7 @@ class TextEngine(Endpoint):
             try:
                 reply = await self._at_base(request.having(**fields), client)
             except Declined as error:
-                # By its name, or by a newer one that it wants instead.
+                # The API names the field, or a newer one that it wants instead.
                 fault = {key for key, one in chosen if any(_names(error.said, k) for k in one)}
                 if error.elsewhere or not fault:
                     raise
@@ -232,7 +232,7 @@ class TextEngine(Endpoint):
         raise CloudRejected(f"{self.url!r} {many}", hint=f"name one{names}", setting="cloud_model")
 
     async def _prompt(self, request: TextRequest, client: Client) -> str:
-        """Return messages and answer as one text; reasoning is closed unless it is begun."""
+        """Return the prompt as text; reasoning is closed in it unless the answer begins with it."""
         messages = request.messages
         reasoning = request.answer.lstrip().startswith(THINK)
         text = self._rendered.get((reasoning, *messages))
@@ -262,7 +262,7 @@ class TextEngine(Endpoint):
         except UsageError as error:
             said = f"The cloud model cannot read the prompt: {error}"
             raise CloudRejected(said, own=True) from error
-        # It is put there once more where the server reads the text.
+        # The server puts a BOS before the text itself.
         adds = tokenizer.encode_prompt("", special=False)
         return text.removeprefix(tokenizer.special_text("bos")) if adds else text
 
@@ -303,5 +303,5 @@ def _names(said: str, field: str) -> bool:
 
 
 def _key(number: int, form: Fields) -> str:
-    """Return a key of a form: its field's place and names, since values such as seeds vary."""
+    """Return a key for a form: its purpose's number and field names, since values (seeds) vary."""
     return f"{number} {' '.join(form)}"

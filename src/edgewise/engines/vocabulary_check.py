@@ -18,7 +18,7 @@ CHECK_SECONDS = 10.0
 """Timeout in seconds of a repeated check."""
 
 FRESH_SECONDS = 1.0
-"""Seconds after the begin of a check in which its result still counts: no other is begun."""
+"""Seconds after the start of a check in which its result counts, and no other is started."""
 
 
 class VocabularyCheck:
@@ -66,7 +66,7 @@ class VocabularyCheck:
             if self._last is not None and self._last is not before:
                 await self._accepted(self._last)
         except CloudUnavailable:
-            # It may be starting anew.
+            # The engine may be restarting.
             self._due, self._started = True, -math.inf
             raise
         return completion

@@ -114,7 +114,7 @@ class Gateway:
     async def drain(self) -> None:
         """Refuse new sessions, and disconnect each device once its consults in flight have ended.
 
-        Returns when all are disconnected. Consults that take longer than `DRAIN_SECONDS` are cut.
+        Consults still in flight after `DRAIN_SECONDS` are cut. Returns `END_SECONDS` later at most.
         """
         self.draining = True
         try:
@@ -221,7 +221,7 @@ class Gateway:
 
 
 async def _ids_in(request: Request) -> list[int] | None:
-    """Return the ids in a request's body; None for none, too many, or a sender that has left."""
+    """Return the ids in a request's body; None if it is invalid or too large, or breaks off."""
     body = b""
     try:
         async for piece in request.stream():

@@ -64,7 +64,7 @@ def _decoded(data: bytes) -> tuple[FromDevice, Ledger]:
 
 
 class Connection:
-    """The WebSocket of one device with its session, its consults and its prefetch."""
+    """Serves the WebSocket of one device, with its session, its consults and its prefetch."""
 
     def __init__(
         self, consults: KeyedConsults, sessions: Sessions, keys: Keys, socket: WebSocket, key: Key
@@ -88,7 +88,7 @@ class Connection:
         except WebSocketDisconnect:
             pass
         except TimeoutError:
-            # Or it does not read what it is sent, so not this either.
+            # Else the device does not read what it is sent: it would not read this either.
             if self._keys.current(self._key) is None:
                 await self._end(_revoked())
         except CloudProtocolError as error:
@@ -114,7 +114,7 @@ class Connection:
             await self._socket.close(GOING_AWAY)
 
     async def _talk(self) -> None:
-        """Answers frames until the session closes; raises `TimeoutError` after `_hang_up`."""
+        """Answer frames until the session closes. Raises `TimeoutError` after `_hang_up`."""
         async with asyncio.timeout(None) as self._talking:
             try:
                 await self._open()
@@ -155,7 +155,7 @@ class Connection:
         await self._send(opened)
 
     async def _receive(self) -> bytes:
-        """The next binary message; starlette's own method stumbles over a text message."""
+        """Return the next binary message. Raises `CloudProtocolError` for a text message."""
         message = await self._socket.receive()
         if message["type"] == "websocket.disconnect":
             raise WebSocketDisconnect(message.get("code", 1005))
@@ -165,7 +165,7 @@ class Connection:
         return data
 
     async def _frame(self) -> tuple[FromDevice, Ledger]:
-        """The next frame. A large one waits until its key owes no ids."""
+        """Return the next frame and its ids; decode a large one once its key's rate allows more."""
         data, now = await self._receive(), time.monotonic()
         # A second's frames may come at once.
         if self._frames.wait(FRAMES_PER_SECOND, now):
@@ -222,7 +222,7 @@ class Connection:
             raise CloudProtocolError("A session is opened once.")
 
     def _put(self, frame: Ask | Prefetch, ids: Ledger, session: Session) -> SessionPrefix | None:
-        """Store a frame's ids in the session; return the prefix, None if not held."""
+        """Store a frame's ids; return the session's prefix, None if the device has another."""
         if frame.position + len(ids) > MAX_IDS:
             raise CloudProtocolError(f"A prefix has at most {MAX_IDS} ids.")
         key = self._key_now()
@@ -261,7 +261,7 @@ class Connection:
             self._consults.metrics.seconds.observe(time.monotonic() - begun)
 
     async def _send(self, frame: FromGateway) -> None:
-        """Raises `WebSocketDisconnect`, also for a device that does not read what it is sent."""
+        """Send a frame. Raises `WebSocketDisconnect`, also if the device has stopped reading."""
         data = encode(frame)
         try:
             async with self._sending, asyncio.timeout(OPEN_SECONDS):
@@ -286,7 +286,7 @@ class Connection:
             self._talking = None
 
     def _stop(self) -> None:
-        """Cancels consults and the prefetch in flight."""
+        """Cancel the consults and the prefetch in flight."""
         self._stop_prefetch()
         for task in self._asks.values():
             task.cancel()
@@ -303,7 +303,7 @@ class _Ended(Exception):
 
 
 def _copied(prefix: SessionPrefix) -> SessionPrefix:
-    """Of ids that later frames do not change."""
+    """Return the prefix with a copy of its ids, which later frames do not change."""
     return prefix._replace(ids=prefix.ids.copy())
 
 

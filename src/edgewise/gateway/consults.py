@@ -17,8 +17,8 @@ from edgewise.keys.limits import KeyLimits, OverLimit
 from edgewise.wire.protocol import MAX_IDS, Ask, Failed, Ledger, Reply, request_id, unpacked
 
 MOST_READ = 16 * MAX_IDS
-"""Most ids of a verification for which an engine is sent a prompt for each draft token: enough for
-the longest block of a device behind the longest prefix."""
+"""Most ids that one verification may send to an engine that takes a prompt for each draft token:
+enough for a block of 16, the longest of a device, behind the longest prefix."""
 
 _SAID = {
     "timeout": "The engine did not answer in time.",
@@ -65,10 +65,10 @@ class KeyedConsults:
         self.fleet, self.limits, self.metrics = fleet, limits, metrics
 
     async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
-        """Run the consult that `frame` asks for, after `prefix`; return the frame to send back.
+        """Run the consult that `frame` asks for on the ids of `prefix`; return the reply's frame.
 
-        The key is charged for ids sent or computed, and tokens written. An error, a missed deadline
-        or a limit of the key becomes a `Failed` frame; only the caller's cancellation raises.
+        The key is charged for ids sent or computed and tokens written (a verification: one). An
+        error, a missed deadline or a limit becomes a `Failed`; only a cancellation is raised.
         """
         key, name, wait = prefix.key, request_id(prefix.session.name, frame.ask), None
         noted = log.bind(request_id=name)
@@ -109,7 +109,7 @@ class KeyedConsults:
         return failed(frame, reason, message, wait, name)
 
     def _require_answerable(self, frame: Ask, held: int) -> None:
-        """Raises `UsageError` for an `Ask` that no engine here could answer."""
+        """Raise `UsageError` for an `Ask` that no engine here could answer."""
         n, verify, able = frame.n, frame.verify, self.fleet.verifies
         few = f"Of {held} ids {verify} cannot be verified"
         read = 0 if self.fleet.reads_once else held * verify
@@ -143,7 +143,7 @@ class KeyedConsults:
         )
 
     async def prefetch(self, prefix: SessionPrefix) -> None:
-        """Let the engine prefill its KV cache with `prefix`, if the key's limits allow a consult.
+        """Let the engine prefill its KV cache with `prefix`, unless a limit of the key forbids it.
 
         The key is charged for the ids that the device sent. Errors are only logged and counted.
         """

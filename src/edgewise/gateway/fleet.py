@@ -37,11 +37,11 @@ PREFILL_SECONDS = 60.0
 """Timeout of a prefetch: a request that the engine lost must not hold its place for ever."""
 
 KEPT_TEXTS = 32
-"""Most detokenized texts that a fleet remembers, to compare engines that come up later. For a
-large vocabulary that takes twenty."""
+"""Most texts of `Fleet.detokenize` that a fleet remembers, to compare engines that come up later.
+Devices that compare a large vocabulary ask for twenty."""
 
 MOST_WATCHED = 4096
-"""Token ids of the longest text that an engine must detokenize alike at each vocabulary check."""
+"""Most ids that an engine must detokenize to the same text at each vocabulary check."""
 
 BUSY_SECONDS = 0.2
 """Seconds after which a consult that was refused because too many wait may be tried again."""
@@ -96,7 +96,7 @@ async def engines_at(
 
 
 async def _kinds(addresses: Sequence[str], key: str | None, model: str | None) -> list[str]:
-    """Return the engine type at each URL; an engine that is down is taken for another's type."""
+    """Return the engine type at each URL; one that is down is assumed to be like another."""
     asked = (engine_at(address, key=key, model=model) for address in addresses)
     found = await asyncio.gather(*asked, return_exceptions=True)
     known = [one for one in found if isinstance(one, str)]
@@ -137,7 +137,7 @@ class Replica:
     async def check_health(self) -> BaseException | None:
         """Check that the engine is ready with the accepted vocabulary; set `up` and log any change.
 
-        Returns the exception that the check raised, even a cancellation; None if all is well.
+        Returns the exception that the check raised; None if all is well.
         """
         problem: BaseException | None = None
         try:
@@ -264,7 +264,7 @@ class Fleet:
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:
-        """Send a consult to the session's replica, or to the next one if the first has failed.
+        """Send a consult to the session's replica, or to another if that one proves to be down.
 
         Returns up to `n` tokens after `ids`. With `verify` above 0 `n` is 0, and the last `verify`
         ids are draft tokens: for each the completion has its logprob and the model's own choice.
@@ -368,7 +368,7 @@ class Fleet:
 def _same(engine: Engine, ids: Sequence[int], own: str | None, text: str) -> bool:
     """Whether an engine's own text of `ids` equals `text` but for differences between engine types.
 
-    If `ids` are few, the engine's `watched` is set: its text is compared again at each check.
+    If so and `ids` are few, `watched` is set if unset: later checks compare this text again.
     """
     # Either engine may tidy up its text.
     if own is None or all(difference(*two, control=False) for two in ((own, text), (text, own))):

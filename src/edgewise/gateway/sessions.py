@@ -12,8 +12,8 @@ from edgewise.wire.protocol import Ledger
 class Session:
     """The token ids of one device's conversation, in `ledger`.
 
-    `name` is secret: who knows it can resume the session. `key` is the name of the device's key,
-    `salt` keeps its prefix cache apart at the engine. A consult holds the lock `turn`, so they run
+    `name` is secret: who knows it and has the API key named `key` can resume the session. `salt`
+    keeps its prefix cache apart at the engine. Consults and prefetches hold the lock `turn`, to run
     one by one. `left` is when the device last disconnected, or the session began (monotonic clock).
     """
 
@@ -115,7 +115,7 @@ class Sessions:
         return time.monotonic() - session.left > self._idle
 
     def _drop_one(self, key: str) -> bool:
-        """Drop the session that was left first, if possible one of the key's own."""
+        """Drop the session left longest, of this key if possible; return False if none is left."""
         left = self._left.values()
         oldest = next((one for one in left if one.key == key), next(iter(left), None))
         if oldest is not None:
@@ -123,7 +123,7 @@ class Sessions:
         return oldest is not None
 
     def _empty(self, session: Session) -> None:
-        """Drops a session's ids, but keeps the session."""
+        """Drop a session's ids, but keep the session."""
         self.ids -= len(session.ledger)
         session.ledger = Ledger()
         self._holding.pop(session.name, None)

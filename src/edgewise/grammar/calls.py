@@ -68,7 +68,7 @@ class CallReader:
         return self._calls > 0 and self._place == self._behind
 
     def feed(self, text: str) -> list[Part]:
-        """Read the next piece of the answer; return the further parts that are certain by now."""
+        """Read the answer's next text; return the plain text and parts of calls known by now."""
         self._text += text
         parts: list[Part] = []
         while self._text:
@@ -139,7 +139,7 @@ class _Object:
         self._quoted = self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """Return the index in `text`, the next piece, behind the object; None if it goes on."""
+        """Return where in `text`, the next piece, the object has ended; None if it goes on."""
         for at, character in enumerate(text):
             if self._escaped:
                 self._escaped = False

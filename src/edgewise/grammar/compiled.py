@@ -125,7 +125,7 @@ class Constraint:
         return mask if (left & others).any() or not left.any() else left
 
     def _follow(self, ids: Sequence[int], more: Sequence[int]) -> None:
-        """Bring the matcher to the position behind the answer in `ids`, and `more`."""
+        """Move the matcher behind the answer in `ids` and then `more`, by a rollback if needed."""
         written = [*ids[self._start :], *more]
         same = len(self._held)
         if written[:same] != self._held:
@@ -246,7 +246,7 @@ class _Vocabulary:
 
 @once
 def _vocabulary(tokenizer: Tokenizer) -> Any:
-    """Return the tokenizer in llguidance's form; made once, in a second. Raises `UsageError`."""
+    """Return the tokenizer in llguidance's form, cached (takes a second). Raises `UsageError`."""
     if not tokenizer.eos_ids:
         raise UsageError("The edge model has no end token, so it supports no response format")
     library, vocabulary = _library(), _Vocabulary(tokenizer)
@@ -267,7 +267,7 @@ _starting = threading.Lock()
 
 
 def _within(work: Callable[[], Grammar]) -> Grammar:
-    """Run `work` in a thread with a deep stack. Raises `UsageError` if it takes too long."""
+    """Run `work` in a thread with a deep stack. Raises `UsageError` if that takes too long."""
     if not _places.acquire(timeout=SECONDS):
         raise UsageError("Too many response formats are being compiled", hint="try again later")
     done: Future[Grammar] = Future()

@@ -54,7 +54,7 @@ def response_format_from(
     may be dicts with the fields of `Tool`. `tool_choice` is "auto", "none", "required" or the name
     of the one tool to call. `only` names that tool instead, even one that is called "auto" or the
     like. The answer may have several calls if `parallel_tool_calls`. Raises `UsageError` for
-    invalid or too many tools, and for a choice that is not among them.
+    invalid or too many tools, and for the name of a tool that is not among them.
     """
     if json_schema is None and not tools:
         return None

@@ -137,7 +137,7 @@ def _without_look_around(schema: Any, left: SchemaBudget) -> Any:
 def _closed(schema: Any) -> Any:
     """Return the schema with objects closed: unless they say otherwise, they have no further keys.
 
-    The result allows no more than the schema. Otherwise a small model adds keys of its own.
+    The result allows no more than the schema. To open objects a small model adds keys of its own.
     """
     if not isinstance(schema, Mapping):
         return schema

@@ -51,7 +51,7 @@ _FAILURES = (
     *(ArithmeticError, AttributeError, InvalidURL, LookupError),
     *(RuntimeError, TypeError, ValueError),
 )
-"""Exceptions of the library when the hub is unreachable or sends what no hub sends."""
+"""Exceptions of the library when the hub is unreachable or sends an invalid reply."""
 
 Kind = Literal["model", "dataset"]
 
@@ -60,7 +60,7 @@ _CHECK = "check HF_ENDPOINT, or name a file on this disk"
 
 
 class _NoAnswer(AddressError):
-    """The hub did not answer, is busy or broken, or the disk failed; the cache is tried then."""
+    """The hub did not answer, is busy or broken, or the disk failed; the cache is listed then."""
 
 
 def _require_plain(address: HubAddress, setting: str | None) -> None:
@@ -84,9 +84,9 @@ class Repository:
     def __init__(
         self, address: HubAddress, *, setting: str | None = None, kind: Kind = "model"
     ) -> None:
-        """List the files; a process does so once for each repository and revision.
+        """List the files; a process asks the hub once for each repository and revision.
 
-        `setting` is the one that errors name. Raises `AddressError`.
+        `setting` is the setting with the address, for errors. Raises `AddressError`.
         """
         _require_plain(address, setting)
         self._address, self._setting, self._kind = address, setting, kind
@@ -157,7 +157,7 @@ def _listed(repo: str, revision: str | None, kind: Kind) -> tuple[list[str], str
 
 
 def _cached(address: HubAddress, kind: Kind, problem: _NoAnswer) -> list[str]:
-    """Return the names of the files in the cache; raise `problem` if there are none."""
+    """Return the names of the cached files; raise `problem` if none begins with `address.file`."""
     try:
         folder = Path(
             huggingface_hub.snapshot_download(
@@ -270,7 +270,7 @@ def _require(good: object, problem: str) -> None:
 
 @contextmanager
 def explained(address: HubAddress) -> Generator[None]:
-    """Context manager that turns exceptions of huggingface_hub into an `AddressError`."""
+    """Turn exceptions of huggingface_hub in the block into an `AddressError`."""
     named = f"{address.repo}/{address.file}" if address.file else address.repo
     try:
         yield

@@ -65,7 +65,7 @@ def disk_models() -> list[DiskModel]:
 
 
 def vocabulary_of(path: Path) -> str | None:
-    """Return a SHA-256 (hex) of a GGUF's tokens, without padding at their end; None without tokens.
+    """Return a SHA-256 (hex) of a GGUF's tokens without final padding; None if none can be read.
 
     `path` is a GGUF, or a repository's folder in the hub's cache, whose first GGUF is read. The
     hash is not that of `edgewise.edge.vocabulary.fingerprint`.
@@ -84,7 +84,7 @@ def vocabulary_of(path: Path) -> str | None:
 
 
 def _tokens(file: BinaryIO) -> list[bytes]:
-    """Return the tokens in a GGUF's header. Raises `ValueError` and others for other files."""
+    """Return the tokens in a GGUF's header. Raises `ValueError`, `KeyError` or `struct.error`."""
 
     def number(kind: str) -> int:
         return struct.unpack(f"<{kind}", file.read(struct.calcsize(kind)))[0]
@@ -146,7 +146,7 @@ def ollama_file(name: str, *, whole: bool = True) -> Path:
 
 
 def _full_name(name: str) -> tuple[str, ...] | None:
-    """Return host, owner, model and tag of an Ollama name, lower case, with defaults filled in."""
+    """Return host, owner, model and tag of an Ollama name, with defaults; None if invalid."""
     match = _NAME.fullmatch(name.lower())
     if match is None:
         return None
@@ -190,7 +190,7 @@ def blobs_named(sha256: str) -> list[Path]:
 
 
 def _ollama() -> Iterator[tuple[str, tuple[Path, str]]]:
-    """Yield Ollama's models: name as in `ollama list`, path of the weights, what else it has."""
+    """Yield each of Ollama's models: its name as in `ollama list`, and the result of `_weights`."""
     for root in _ollama_folders():
         for path in _files(root, "manifest*/*/*/*/*"):
             host, owner, model, tag = path.parts[-4:]
@@ -206,7 +206,7 @@ def _ollama() -> Iterator[tuple[str, tuple[Path, str]]]:
 
 
 def _weights(root: Path, manifest: Path) -> tuple[Path, str] | None:
-    """Return the path of a manifest's weights and what else the model has; None without weights."""
+    """Return a manifest's first weights file and, in words, what else it has; None without one."""
     try:
         layers: Any = _described(manifest)["layers"]
         digests = {str(one["digest"]): None for one in layers if one["mediaType"] == _WEIGHTS}

@@ -15,7 +15,7 @@ from edgewise.hub.disk import DiskModel, blobs_named, disk_models, packaged_file
 
 
 class KnownModel(NamedTuple):
-    """A GGUF on the hub: `size` in bytes, `sha256` in hex, a Python `package` that contains it."""
+    """A GGUF on the hub: `size` in bytes, `sha256` in hex, the Python `package` with it, if any."""
 
     repo: str
     revision: str

@@ -161,7 +161,7 @@ class Keys:
         return self._changes
 
     def _read(self, path: Path) -> None:
-        """Raises `UsageError`."""
+        """Read the file, and decode it if it has changed. Raises `UsageError`."""
         content = _content(path)
         if content != self._content:
             self._all, self._content = _decoded(path, content), content
@@ -204,7 +204,7 @@ def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits:
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Remove the key `name` from a key file. Raises `UsageError` if the file has no such key."""
+    """Remove the key `name` from a file. Raises `UsageError` if key or file cannot be found."""
     if all(key.name != name for key in read_keys(path)):
         raise UsageError(f"There is no key {name!r} in {str(path)!r}.")
     _change(path, lambda keys: tuple(key for key in keys if key.name != name))
@@ -215,7 +215,7 @@ def _hash(secret: str) -> str:
 
 
 def _content(path: Path) -> bytes:
-    """Raises `UsageError`."""
+    """Return a key file's bytes. Raises `UsageError` if it is unreadable or too large."""
     return file_bytes(path, f"The key file {str(path)!r}", most=MAX_FILE)
 
 
@@ -230,7 +230,7 @@ def _change(path: Path, change: Callable[[tuple[Key, ...]], tuple[Key, ...]]) ->
     """Apply `change` to the keys in a file and replace the file atomically, under a lock.
 
     A symbolic link is followed. Only its owner may read a new file; an existing one keeps its
-    owner and mode. Raises `UsageError`.
+    owner and mode. Raises `UsageError` if it cannot be read or written.
     """
     import fcntl
 

@@ -75,7 +75,7 @@ class SqliteLimits(LimitStore):
     """Counts tokens in a SQLite file, which gateways on one machine may share.
 
     The file is in write-ahead mode, and a write does not wait for the disk. So a killed process
-    loses no counts; a power failure loses the latest. All access is in a thread of the store's own.
+    loses no counts; a power failure may lose the latest. A thread of its own does all access.
     """
 
     def __init__(self, path: Path | None) -> None:

@@ -1,5 +1,4 @@
-"""Limits of API keys: a second's consults (requests to the cloud model) and token ids that engines
-read for them, and a day's tokens that the cloud writes.
+"""Limits of API keys: consults and token ids a second, tokens that the cloud model writes a day.
 
 Rates are counted in this process (token buckets), a day's tokens in a `LimitStore` that several
 processes may share. Tokens are reserved before a consult, and those that were not written are
@@ -90,7 +89,7 @@ class Bucket:
     def wait(self, rate: float, now: float) -> float:
         """Return the seconds until the bucket, which fills by `rate` a second, holds one unit.
 
-        0 if it does, or if `rate` is 0 (no limit). `now` is in seconds, of one clock in all calls.
+        0 if it holds one now, or if `rate` is 0 (no limit). `now` is in seconds of one clock.
         """
         if not rate:
             return 0.0
@@ -168,11 +167,11 @@ class KeyLimits:
     async def spending(self, key: Key, tokens: int, *, ids: int = 0) -> AsyncGenerator[Spent]:
         """Return a context manager that charges `key` for the consult made inside the block.
 
-        `tokens` is the most that the consult may write. They are reserved from the day's limit
-        before the block; those not written, by the `Spent` that the block fills in, are given back
-        after it. The rate of ids is charged with `ids`, the number that came with the request, and
-        after the block with those `computed` beyond them. Raises `OverLimit` before the block if a
-        limit is exceeded or the store is down.
+        `tokens` is the most that the consult may write. If the key has a daily limit, they are
+        reserved from it before the block; those not written, by the `Spent` that the block fills
+        in, are given back after it. The rate of ids is charged with `ids`, the number that came
+        with the request, and after the block with those `computed` beyond them. Raises `OverLimit`
+        before the block if a limit is exceeded, or a daily one while the store is down.
         """
         self.admit(key, ids)
         self._buckets[key.name][0].take(1, key.consults_per_second, self._clock())
@@ -214,8 +213,8 @@ class KeyLimits:
         """Charge `key` for the `ids` (a number) of a prefetch; return whether it may be made.
 
         A prefetch lets the engine read a prompt early. It may not be made once the key's rates or
-        the day's tokens are used up, or while the store is down; the ids are charged all the same.
-        As many prefetches a second are allowed as consults.
+        daily limit are used up, or while the store that counts for that limit is down; the ids are
+        charged all the same. As many prefetches a second are allowed as consults.
         """
         bucket, rate, now = self._prefetches[key.name], key.consults_per_second, self._clock()
         with suppress(OverLimit):
@@ -259,7 +258,7 @@ class KeyLimits:
     async def _give_back(
         self, key: Key, day: int, tokens: int, reserving: "asyncio.Task[bool] | None" = None
     ) -> None:
-        """Give `tokens` back (below 0: charge more), if `reserving`, when given, succeeds."""
+        """Give `tokens` back (below 0: charge more), but not if the task `reserving` added none."""
         # If the store is down, what was reserved stays charged: the safe side.
         with suppress(LimitsDown):
             if reserving is None or await reserving:
@@ -273,7 +272,7 @@ class KeyLimits:
         return task
 
     async def _add(self, key: Key, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
-        """`LimitStore.add`, unless the store failed a moment ago. Raises `LimitsDown`."""
+        """Call `LimitStore.add`. Raises `LimitsDown`, also for `DOWN_SECONDS` after a failure."""
         if time.monotonic() < self._down_until:
             raise LimitsDown("it failed a moment ago")
         try:

@@ -23,7 +23,7 @@ MAX_HEADER = 16 << 10
 
 PROBE_SECONDS = 2.0
 """Seconds after which a peer that has closed its sending side is probed: does it still wait for
-the answer? The second probe follows after as long, each further one after twice as long."""
+the answer? The second probe follows after as long; then the interval doubles each time."""
 
 LEAST_RATE = 8 << 10
 """Bytes a second that a peer must read; it is cut once it is `WAIT_SECONDS` behind this rate."""
@@ -98,7 +98,7 @@ class Connections:
 
 
 class _Counted(asyncio.Protocol):
-    """Mix-in for uvicorn's protocols: registers the connection with `connections`."""
+    """Mix-in for uvicorn's protocols: cuts slow readers, reports a closed one to `connections`."""
 
     transport: asyncio.Transport
 
@@ -213,7 +213,7 @@ class WebSocketProtocol(_Counted, WebSocketsSansIOProtocol):  # type: ignore[mis
             self.transport.resume_reading()
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
-        """Close the connection; at once if the application left a peer that does not read."""
+        """Note that the application has ended; cut the connection if the peer does not read."""
         super().on_task_complete(task)
         if not self.writable.is_set():
             self._connections.cut(self.transport, "it does not read")

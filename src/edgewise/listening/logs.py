@@ -14,7 +14,7 @@ BURST = 3
 """At most `BURST` lines of one kind are written in `WINDOW_SECONDS`; the rest is only counted."""
 
 REQUESTS, OTHERS = "edgewise.requests", "edgewise.requests.others"
-"""Names of the loggers that get one line for each admitted request, and for each other one."""
+"""Names of the loggers of requests: of those whose API key was accepted, and of all others."""
 
 _LIMITED = frozenset({"edgewise.listening", OTHERS})
 
@@ -51,7 +51,7 @@ class FloodFilter(logging.Filter):
 
 
 def _kind(record: logging.LogRecord) -> str | None:
-    """Return a key that groups similar lines; None for a line that no client can cause."""
+    """Return the kind of a line, as `FloodFilter` counts it; None if such lines are not limited."""
     message: object = record.msg
     if isinstance(message, dict):
         event = str(message.get("event"))

@@ -52,7 +52,7 @@ def address_of(listening: socket.socket, host: str, *, tls: bool) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is a loopback address, which only this machine can reach."""
+    """Return whether `host` is localhost or a loopback address, which only this machine reaches."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -22,7 +22,7 @@ class Clouds:
     """
 
     def __init__(self, clouds: Sequence[CloudConsults], *, cap: int | None) -> None:
-        """`clouds` are nearest first; `cap` limits the tokens asked of all of them together."""
+        """`clouds` are nearest first; `cap`, if any, limits the tokens asked of all together."""
         nearest = clouds[0]
         self._clouds, self._cap = clouds, cap
         self.counts = [one.counts for one in clouds]
@@ -51,7 +51,7 @@ class Clouds:
 
     @property
     def wasted(self) -> int:
-        """Tokens of requests that were dropped, or whose cloud was overruled by another cloud."""
+        """Tokens of requests that were dropped or overruled by another cloud; not whole answers."""
         return sum(cloud.counts.unused for cloud in self._clouds)
 
     @property
@@ -111,7 +111,7 @@ class Clouds:
     def completion(self) -> Completion:
         """Wait for the completion that `ask` requested, and return it.
 
-        Where clouds differ, the later one's counts. Raises the last `CloudError` if none answered.
+        If clouds differ, the farther one's is taken. Raises the last `CloudError` if none answered.
         """
         while self._flying is not None:
             self._collect_outcome()
@@ -151,7 +151,7 @@ class Clouds:
             self._ask_from(self._clouds.index(cloud) + 1, score)
 
     def _confirms(self, completion: Completion) -> bool:
-        """Whether a farther cloud agrees with the completion so far; else it overrules that."""
+        """Whether a farther cloud's completion agrees with the best so far, if there is one."""
         if self._best is None:
             return False
         nearer, before = self._best

@@ -29,7 +29,7 @@ from edgewise.sampling import Sampling
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer, collected from its events. `tool_calls` are not part of `text`."""
+    """A whole answer. `Pair` moves tool calls from `text` to `tool_calls`, a `Decoder` does not."""
 
     text: str
     finish_reason: FinishReason
@@ -61,8 +61,8 @@ class Decoder:
     ) -> None:
         """`tiers` are the clouds, nearest first; a `cloud`, with its `breaker`, goes before them.
 
-        `record` keeps what answers send; `billing` counts and limits the cost of the last cloud's
-        tokens. `escalation` chooses answers that a cloud which reads passages writes whole.
+        `record` lists what answers send; `billing` sums and limits the costs of the last cloud.
+        `escalation` chooses answers for a cloud that `reads_passages` to write whole.
         """
         self.escalation = escalation
         self.edge, self.router, self.policy = edge, router, policy
@@ -95,8 +95,8 @@ class Decoder:
         what the last answer left (`Generation.budget`). `pending` adds events about draft tokens
         (`Pending`, `RolledBack`), `candidates` the edge's candidates to every `Token`. `grammar`
         constrains the answer, `policy` replaces the decoder's. Before each verdict on a token
-        `follow` may change the budget; `at_end` gets what is left of it, once, when the answer is
-        closed. Raises `UsageError` for bad input and `ContextOverflow`.
+        `follow` may change the budget; `at_end` gets the rest once, when the answer is closed.
+        Raises `UsageError` for bad input; the events may raise `EdgeError` and `CloudError`.
         """
         prompt = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         if not prompt.ids:
@@ -134,9 +134,9 @@ class Decoder:
         return self._generation(prompt, rules, tiers, budget or Budget(), follow, at_end)
 
     def _can_verify(self, nearest: Tier, policy: Policy) -> bool:
-        """Whether the nearest cloud can verify within its own share and the limits on costs.
+        """Whether the nearest cloud verifies the answer, as one that reads passages always does.
 
-        Corrections are not requests for tokens, which such a share counts.
+        Any other must have no share of its own and, under limits on costs, be `reads_once`.
         """
         if nearest.cloud.reads_passages:
             return True
@@ -146,7 +146,7 @@ class Decoder:
         return able and nearest.share is None and (cloud.reads_once or not limited)
 
     def _escalates(self, rules: Rules) -> Escalation | None:
-        """Return what chooses whole answers; all are chosen where the cloud writes everything."""
+        """Return what chooses whole answers, None if nothing; under a share of 1 all are chosen."""
         if not rules.passages:
             return None
         return Escalation(1.0) if rules.policy.cloud_share == 1 else self.escalation

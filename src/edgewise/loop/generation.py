@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 class Generation(Iterator[Event]):
     """The answer that is being generated: an iterator over its events.
 
-    It closes itself when exhausted; use `with` if it may be abandoned.
+    It closes itself when it is exhausted or raises; use `with` if it may be abandoned.
     """
 
     _closed = True
@@ -98,7 +98,7 @@ class Generation(Iterator[Event]):
         return by, self._speculation.computed, self._rules.prompt
 
     def close(self) -> None:
-        """End the answer and close its sessions with the models; no further events come."""
+        """End the answer and close its sessions; after that only events already queued come."""
         if self._closed:
             return
         self._closed = True
@@ -170,7 +170,7 @@ class Generation(Iterator[Event]):
             self._write(state, step, outcome, step, decision.threshold)
 
     def _require_sent(self, outcome: Reason | Fault) -> None:
-        """Raise `CloudError` if no request could be sent, and the edge must not stand in for it."""
+        """Raise `CloudError` for "cost" or "blocked", if the policy `excludes_edge`."""
         if self._rules.policy.excludes_edge and outcome == "cost":
             raise CloudError("The limits on costs allow no further request to the cloud.")
         # Not "mid_word": answers often end like the beginning of a private word, as "in" is that of
@@ -179,7 +179,7 @@ class Generation(Iterator[Event]):
             raise Blocked("The context filter allows no further request to the cloud.")
 
     def _verify(self, drafts: Verification) -> None:
-        """Write the first draft token, or the cloud's correction, once its verdict is there."""
+        """Draft a token, or write the first draft or its correction once it has a verdict."""
         # First: what comes of a verdict before a whole answer is still within the cap.
         self._state = replace(self._state, budget=drafts.charged(self._state.budget))
         verdict = drafts.verdict(wait=False)
@@ -228,7 +228,7 @@ class Generation(Iterator[Event]):
         *,
         whole: bool = False,
     ) -> None:
-        """Write the cloud's words; where the grammar refuses them, the edge's token.
+        """Write the cloud's tokens `by`; if the grammar refuses the first, write the edge's token.
 
         The budget of the cloud share does not pay for a `whole` answer.
         """
@@ -244,7 +244,7 @@ class Generation(Iterator[Event]):
         self._write(state, chosen, reason, step, threshold, ratio)
 
     def _at_hand(self, by: Completion) -> State:
-        """The state with the cloud's words to be written, as far as the grammar allows them."""
+        """Return the state with those tokens of `by` to be written that the grammar allows."""
         assert self._consults is not None
         fit = len(by.ids)
         if (constraint := self._rules.constraint) is not None:
@@ -253,7 +253,7 @@ class Generation(Iterator[Event]):
         return self._state.answered(by, fit, self._rules)
 
     def _tell(self, draft: int) -> None:
-        """Report the last of the draft tokens, if that was asked for."""
+        """Report `draft`, the last draft token, as `Pending` if such events were asked for."""
         if self._rules.pending:
             self._pending += 1
             index = self._state.index + len(self._speculation.drafts) - 1

@@ -55,11 +55,11 @@ class Breaker:
             self._probing = False
 
     def failed(self, *, silent: bool = False, probe: bool = False) -> None:
-        """Record that a request failed; `silent` if the answer waited for it until its deadline.
+        """Record that a request failed; `silent` if that took more than half of its deadline.
 
         The third failure in a row opens the breaker, which pauses requests. So does a single silent
         one, the worst that a user sees; then the first pause is 0. If the failed request was the
-        `probe`, sent to test the link after a pause, the next pause is twice as long.
+        `probe`, sent to test the link after a pause, the next pause is twice as long, up to 30 s.
         """
         with self._lock:
             self._failures += 1
@@ -84,10 +84,10 @@ class Latency:
     """Latency of the requests to one cloud, shared by all answers; thread-safe.
 
     An answer's first requests are counted apart (`first`): the engine may have to read the prompt.
-    All means are exponentially weighted (weight 1/8, as TCP's smoothed round-trip time, RFC 6298)
-    and None before the first value. `step` is the seconds of an edge model's step, `prefill` the
-    seconds per prompt token that a first request computed. `rejection_rate` is the share of
-    completions that differed from the edge's token (0.5 at first), `timeouts` the number of
+    Three means are exponentially weighted (weight 1/8, as TCP's smoothed round trips, RFC 6298):
+    `step`, the seconds of an edge model's step; `prefill`, the seconds per prompt token that a
+    first request computed (both None before the first value); and `rejection_rate`, the share of
+    completions that differed from the edge's token (0.5 at first). `timeouts` is the number of
     requests in a row that were not answered in time.
     """
 

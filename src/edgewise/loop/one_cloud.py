@@ -33,7 +33,7 @@ TIER_THRESHOLD, TIER_SHARE = 0.5, 0.01
 """The default threshold and cloud share of a cloud after the first, which is the nearest."""
 
 TIER_CREDIT = 4.0
-"""Tokens that such a cloud may write before its share has earned them; an answer may use half."""
+"""Tokens that a cloud with its own share may write before any are earned; an answer gets half."""
 
 # Error estimate of a cloud without logprobs before its first comparison: the next one is asked.
 UNKNOWN = TIER_THRESHOLD
@@ -83,7 +83,7 @@ class Tier:
         trusted: bool = False,
         breaker: Breaker | None = None,
     ) -> None:
-        """`cloud` is asked if the cloud before it is unsure by `threshold` or more (0 to 1).
+        """`cloud` is asked if the one before failed, or is unsure by `threshold` (0 to 1) or more.
 
         The cloud may write a `share` of all tokens; None leaves that to the policy, as for the
         nearest cloud. A `trusted` one may see what is marked local. Raises `UsageError` for values
@@ -96,7 +96,7 @@ class Tier:
         self.forget()
 
     def forget(self) -> None:
-        """Start a new budget, as for a new conversation."""
+        """Start a new budget for the cloud's share, as for a new conversation."""
         self.shared = SharedBudget(TIER_CREDIT)
 
     def may_see(self, prompt: Prompt) -> bool:
@@ -191,7 +191,7 @@ class CloudConsults:
         return flight
 
     def given_up(self, flight: Flight) -> bool:
-        """Whether to give up `flight`: it has no reply, and the cloud is not to be asked now."""
+        """Whether to give up `flight`: it has no reply, and no request may be sent now."""
         paused = self._breaker.is_open or self._declined
         return paused and not self.ignores_breaker and not flight.future.done()
 
@@ -483,7 +483,7 @@ def unsure(completion: Completion) -> float | None:
 
 
 def _is_own(flight: Flight, error: BaseException | None) -> bool:
-    """Whether the cloud declined a request to write for what others lack; a verdict is like any."""
+    """Whether the cloud declined a request to write for a reason that is this request's alone."""
     own = isinstance(error, CloudRejected) and (flight.verify > 0 or error.own)
     return own and flight.ask > 0
 

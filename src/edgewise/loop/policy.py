@@ -15,9 +15,9 @@ from edgewise.events import Reason
 from edgewise.loop.health import Latency
 
 INITIAL_BUCKET = 16.0
-"""Tokens that the cloud may write before the edge has earned them, over the life of a pair.
+"""Initial level of the token bucket: tokens that the cloud may write before any were earned.
 
-An answer takes half of the bucket: a few decisive tokens lie close together more often than evenly.
+With a `SharedBudget` an answer takes half: enough for several decisive tokens close together.
 """
 
 MAX_BUCKET = 64.0
@@ -27,7 +27,7 @@ SHORTEST_DEADLINE, LONGEST_DEADLINE = 0.5, 5.0
 """Bounds, in seconds, of a deadline that follows the latency. A lost packet costs 0.2 s or more."""
 
 LONGEST_READING = 60.0
-"""The same upper bound for an answer's first consult, for which the cloud reads the prompt."""
+"""The most time, in seconds, that `deadline_now` allows the cloud for reading a prompt."""
 
 # Seconds a prompt token, before any was measured: a small model on a few processor cores.
 _UNKNOWN_READING = 0.02
@@ -43,14 +43,14 @@ _PATIENCE = 4.0
 _GAIN = 0.1
 
 RATIO, LEAST_RATIO = 0.3, 0.02
-"""The ratio that a verified token must reach at the bucket's initial level, and the lowest ever."""
+"""Values of `ratio_now`: at the bucket's initial level, and the lowest."""
 
 # By which a token above the share lowers its logarithm: a full bucket verifies exactly, and an
 # answer with fifteen corrections too many moves it by a third.
 _RATIO_GAIN = -math.log(RATIO) / (MAX_BUCKET - INITIAL_BUCKET)
 
-# Answers that the least sure are told by, those before any is, and whole answers in arrears: after
-# a hundred easy questions not all of ten hard ones go.
+# `Escalation`: answers that the quantile is of, those before any is chosen, and the most that may
+# be saved up: after a hundred easy answers not all of ten hard ones are chosen.
 _SEEN, _FEW, _MOST = 128, 8, 4.0
 
 
@@ -60,7 +60,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     `bucket` is the level of the answer's token bucket: the tokens that the cloud may write now, or
     a debt if it is below 0. `reserve` counts the other tokens of the bucket that all answers share
     (`SharedBudget`): the answer cannot spend them, but they move its threshold. `told` is the
-    level of `bucket` that the shared bucket last took note of, if there is one. `charged`
+    level of `bucket` last reported to the shared bucket, None if answers share none. `charged`
     counts the tokens that count against the answer's cap, `Policy.max_cloud_tokens`.
     """
 
@@ -92,17 +92,17 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     `threshold`. With `cloud_share` (the share of output tokens that the cloud may write) a token
     bucket bounds this share over all answers, and its level moves the threshold in log-odds: the
     threshold is `threshold` at the bucket's initial level, lower above it, higher below it.
-    `max_cloud_tokens` caps one answer: every token asked for counts, unless the request failed
-    before its deadline. `span` is the number of tokens asked for at a time (words, if the
-    vocabularies differ). `deadline` is in seconds per request; without one it follows the measured
-    latency. Up to `speculate` tokens are drafted while a request is in flight. After a failed
-    request `on_cloud_error` keeps the edge's token or raises; if the edge's server is lost,
+    `max_cloud_tokens` caps one answer: tokens that the cloud returned count, and those asked for in
+    a request that missed its deadline. `span` is the number of tokens asked for at a time (words,
+    if the vocabularies differ). `deadline` is in seconds per request (None: see `deadline_now`). Up
+    to `speculate` tokens are drafted while a request is in flight. After a failed request
+    `on_cloud_error` keeps the edge's token or raises; if the edge's server is lost,
     `on_edge_error` raises ("stop") or lets the cloud write the rest.
 
-    With `verify` no router is asked: the cloud reads every token of the edge's. It replaces a token
-    that is too unlikely to it, compared with its own likeliest (`ratio_now`); the bucket's level
-    moves this limit. "exact" replaces every token that is not the cloud's own choice. Creating a
-    policy raises `UsageError` for a value out of range.
+    With `verify`, and a cloud that can verify, no router is asked: the cloud reads every token of
+    the edge's, and replaces one whose ratio is too low (`ratio_now`). The bucket's level moves this
+    limit. "exact" replaces every token that is not the cloud's own choice. Creating a policy raises
+    `UsageError` for a value out of range.
     """
 
     threshold: float = 0.5
@@ -132,20 +132,20 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requires_cloud(self) -> bool:
-        """Whether the edge must not go on alone: a failed request raises, or `verify` is "exact".
+        """Whether only the cloud will do: `on_cloud_error` is "raise", or `verify` is "exact".
 
-        Then requests get more time, and no circuit breaker refuses them.
+        Requests then get more time, and pass an open circuit breaker until a verification fails.
         """
         return self.on_cloud_error == "raise" or self.verify == "exact"
 
     def raises(self, error: CloudError) -> bool:
-        """Whether `error` ends an answer: a reply without use does only with `excludes_edge`."""
+        """Whether `error` is to be raised; a `NothingUsable` only if the policy `excludes_edge`."""
         failed = not isinstance(error, NothingUsable) or self.excludes_edge
         return self.on_cloud_error == "raise" and failed
 
     @property
     def excludes_edge(self) -> bool:
-        """Whether the edge must not stand in for the cloud, which writes everything or raises."""
+        """Whether the edge must not stand in for the cloud: its share is 1, and failures raise."""
         return self.on_cloud_error == "raise" and self.cloud_share == 1
 
     def may_ask(self, budget: Budget) -> bool:
@@ -165,14 +165,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verifies(self) -> bool:
-        """Whether the cloud is to read every token: not where either model writes everything."""
+        """Whether the cloud is to read every token: with `verify`, unless one model writes all."""
         return self.verify != "off" and self.asks and self.cloud_share != 1
 
     def refuses(self, budget: Budget, *, first: bool, passages: bool = False) -> Reason | None:
         """Return why the cloud may not verify what follows ("cap" or "budget"); None if it may.
 
         It may not once `max_cloud_tokens` are spent. `first`: the answer begins here. Then it is
-        not verified at all if the bucket is so low that `ratio_now` would be below `LEAST_RATIO`.
+        not verified at all if the bucket is too low even for `LEAST_RATIO` (see `ratio_now`).
         Later no debt ends the verification of tokens. With `passages` the cloud judges sentences
         instead: under a share below 1 it may only while the bucket holds at least one token.
         """
@@ -187,9 +187,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Return the ratio that an edge token must reach to be accepted, from 0 to 1.
 
         `Verified.ratio` is the cloud's probability of this token over that of its likeliest. The
-        result is 1 with "exact", else `RATIO`; under a cloud share it is lower below the bucket's
-        initial level, higher above it. The `first` token of an answer must be the cloud's own
-        choice (ratio 1) unless the bucket is below that level.
+        result is 1 with "exact", else `RATIO`. Under a cloud share it falls to `LEAST_RATIO` below
+        the bucket's initial level, and rises to 1 above it. The `first` token of an answer must be
+        the cloud's own choice (result 1) unless the bucket is below that level.
         """
         if self.verify == "exact":
             return 1.0
@@ -211,7 +211,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, cloud_share=0.0)
 
     def cloud_alone(self) -> "Policy":
-        """Return this policy with every token written by the cloud, `CLOUD_SPAN` at a time."""
+        """Return this policy, but the cloud writes all, `CLOUD_SPAN` tokens at a time, uncapped."""
         return replace(self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None, verify="off")
 
     def without_edge(self) -> "Policy":
@@ -233,7 +233,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(ask, "critical", shown)
 
     def threshold_now(self, budget: Budget) -> float:
-        """Return the threshold in force: `threshold`, with a cloud share moved by the `budget`."""
+        """Return the threshold in force (see `Policy`); at a share of 1 it is 0, at 0 it is 2."""
         if self.cloud_share is None:
             return self.threshold
         if self.cloud_share in (0.0, 1.0):
@@ -248,11 +248,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Return how many seconds a request sent now may take.
 
         That is `deadline` if it is set. Else it is four times the recent median latency, doubled
-        for every timeout in a row as TCP backs off, from `SHORTEST_DEADLINE` to `LONGEST_DEADLINE`
-        (which also holds before latencies are known). Until the `first` reply of an answer the
-        cloud may have to read the whole prompt of `prompt` ids. So the result is at least the
-        reading time: twice what so many ids took before, doubled likewise, `LONGEST_READING` at
-        most. With `requires_cloud` it is always the longer of `LONGEST_DEADLINE` and this time.
+        for each timeout in a row, from `SHORTEST_DEADLINE` to `LONGEST_DEADLINE`; before latencies
+        are known it is `LONGEST_DEADLINE`. Until the `first` reply of an answer the cloud may have
+        to read all `prompt` ids. So the result is at least the reading time: twice the time that
+        so many ids took before, doubled likewise, `LONGEST_READING` at most. With `requires_cloud`
+        the result is always the longer of `LONGEST_DEADLINE` and the reading time.
         """
         if self.deadline is not None:
             return self.deadline
@@ -293,7 +293,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return RATIO * math.exp(-_RATIO_GAIN * max(spent, INITIAL_BUCKET - MAX_BUCKET))
 
     def _room(self, budget: Budget) -> int:
-        """Return the tokens that the cap leaves; without a cap `span`, more than which none ask."""
+        """Return how many tokens the cap leaves; without a cap `span`, the most of one request."""
         if self.max_cloud_tokens is None:
             return self.span
         return self.max_cloud_tokens - budget.charged
@@ -303,7 +303,7 @@ class SharedBudget:
     """One token bucket for all answers with the same cloud share; thread-safe.
 
     An answer takes half of the bucket and returns what is left, so that simultaneous answers all
-    have some. Over all answers the cloud writes or wastes at most share x output tokens +
+    get some. Over all answers the cloud writes or wastes at most share x output tokens +
     `initial`, the bucket's first level; only what the last answer wasted may come on top, and where
     the cloud verifies, a debt that the next answers repay. `level`, in tokens, is what the bucket
     would hold if all answers at work gave back what they took.
@@ -338,7 +338,7 @@ class SharedBudget:
             self._changed = self._changed - told + taken.bucket if self._running else 0.0
 
     def follow(self, budget: Budget) -> Budget:
-        """Take note of a running answer's budget; return it with the `reserve` as it is by now.
+        """Note how far a running answer's budget has changed; return it with `reserve` updated.
 
         Verification may overdraw the bucket. If simultaneous answers did not learn of that before
         their ends, each would spend as if it were alone, and those after them could spend nothing.
@@ -383,7 +383,7 @@ class Escalation:
     def rejected(self) -> bool:
         """Whether the cloud is to write all of an answer whose first passage it rejected entirely.
 
-        It is if 1 has been earned (see `Escalation`), which is then spent.
+        True if 1 has been earned (see `Escalation`); that 1 is then spent.
         """
         with self._lock:
             return self._spent()

@@ -44,7 +44,7 @@ class Speculation:
     def next_step(self) -> EdgeStep:
         """Return the step at the answer's next position: reused from speculation, or computed now.
 
-        Raises `UsageError` for a score outside [0, 1], and what `Constraint.allowed` raises.
+        Raises `EdgeError`, `UsageError` for a score outside [0, 1], and as `Constraint.allowed`.
         """
         return self._steps.pop(len(self._ids), None) or self._step_after(())
 
@@ -101,7 +101,7 @@ class Speculation:
         return dropped, consults
 
     def drop(self, position: int) -> int:
-        """Drop all drafts; roll back to `position` ids. Returns how many requests were dropped."""
+        """Drop all drafts; the edge keeps `position` ids. Return how many requests were dropped."""
         self._steps.clear()
         self.drafts.clear()
         self._tip = None

@@ -22,10 +22,10 @@ from edgewise.loop.policy import Budget, Decision, Policy
 from edgewise.sampling import Sampling
 
 LONGEST_CYCLE, ENDLESS = 64, 256
-"""The longest cycle that is looked for, and how many tokens must repeat one to end an answer."""
+"""Lengths in tokens: of the longest cycle looked for, and of the repetition that ends an answer."""
 
 CANDIDATES = 5
-"""How many candidates of the edge are reported with a token that the cloud was asked for."""
+"""Most candidates reported in `Token.edge`: the ids that the edge model finds likeliest."""
 
 # Reasons for which the share cannot be reached, whatever the threshold.
 _REFUSED = ("cost", "blocked")
@@ -34,8 +34,8 @@ _REFUSED = ("cost", "blocked")
 def circles(ids: Sequence[int], start: int) -> bool:
     """Whether an answer goes round in circles: its last `ENDLESS` ids repeat one short cycle.
 
-    The answer starts at `ids[start]`. Small models that write greedily often do so. So do tables,
-    rows of zeros and a text that was to be written twenty times, but seldom for so long.
+    The answer starts at `ids[start]`. Small models often end like this when they decode greedily.
+    Tables, rows of zeros and a text to be written twenty times repeat too, but seldom for so long.
     """
     for cycle in range(1, min(LONGEST_CYCLE, len(ids) - start - ENDLESS) + 1):
         if ids[-1] == ids[-1 - cycle] and ids[-ENDLESS:] == ids[-ENDLESS - cycle : -cycle]:
@@ -46,9 +46,9 @@ def circles(ids: Sequence[int], start: int) -> bool:
 class EdgeStep(NamedTuple):
     """What the loop needs of an edge model's step (its prediction of the next token).
 
-    `token` is what the edge would write. The router's `score`, `logprob` and `candidates` do not
-    depend on a grammar. `forced`: the grammar allows this token only. `step` may be invalid after
-    the engine's next decode; the other values are copies.
+    `token` is what the edge would write. The router's `score`, the token's `logprob` and the
+    `candidates` (empty before `detailed`) ignore the grammar. `forced`: the grammar allows this
+    token only. `step` may be unreadable after the engine's next decode; all else is copied.
     """
 
     score: float
@@ -59,7 +59,7 @@ class EdgeStep(NamedTuple):
     forced: bool = False
 
     def detailed(self) -> "EdgeStep":
-        """Return a copy with the edge's candidates; call it before the engine's next decode."""
+        """Return this with `candidates` filled in; call it before the engine's next decode."""
         if self.candidates:
             return self
         return self._replace(candidates=self.step.candidates(CANDIDATES))
@@ -118,9 +118,9 @@ class HeldText(NamedTuple):
     def feed(self, piece: bytes, stops: Sequence[str]) -> tuple[str, "HeldText", str | None]:
         """Add the bytes of a token; return the text to show, the new held text, and a stop string.
 
-        The stop string is the one that is complete now, or None. Neither it nor what follows it is
-        shown. Invalid bytes become U+FFFD. However a byte string is split into tokens, the shown
-        texts join to `data.decode("utf-8", "replace")`.
+        The stop string is the first that is complete now, or None. Neither it nor what follows it
+        is shown. Invalid bytes become U+FFFD. If there is none, the shown texts and `release`'s
+        join to `data.decode("utf-8", "replace")`, however the bytes are split into tokens.
         """
         if not (stops or self.text or self.pending) and piece.isascii():
             return piece.decode("ascii"), self, None
@@ -129,11 +129,11 @@ class HeldText(NamedTuple):
         return self._shown(text, decoder.getstate()[0], stops)
 
     def before(self, piece: bytes) -> "HeldText":
-        """Return the held text, without its incomplete character unless `piece` continues it."""
+        """Return this, without `pending` unless the bytes `piece`, which come next, continue it."""
         return self if piece and piece[0] >> 6 == 0b10 else self._replace(pending=b"")
 
     def release(self, stops: Sequence[str]) -> tuple[str, str | None]:
-        """Return the text still held at the end of an answer, and the stop string in it or None."""
+        """Return the text to show at an answer's end, and the stop string that cut it, or None."""
         text, held, matched = self._shown(self.pending.decode("utf-8", "replace"), b"", stops)
         return text + held.text, matched
 
@@ -155,8 +155,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """The state of an answer after `index` tokens.
 
     `held` is text that cannot be shown yet. `unwritten` are the tokens of a completion that are not
-    in the answer yet. After draft tokens `expected` counts the further tokens (or words) that the
-    request in flight will bring. A cloud of another vocabulary is asked only between words. For it
+    in the answer yet. After draft tokens `expected` counts the further tokens that the request in
+    flight is to bring. A cloud of another vocabulary is asked for words, and between words. For it
     `deferred` says that a request was due inside this word and waits for its end; `divided` says
     that a completion ended just here, which makes this a word boundary. `over_budget` says that a
     request was refused for cost or privacy. Until the cloud next writes or verifies a token, the
@@ -178,9 +178,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def decide(self, step: EdgeStep, ids: Sequence[int], rules: Rules) -> Decision:
         """Return whether to ask the cloud after `ids`, and for how many tokens.
 
-        Inside a word, where a cloud of another vocabulary cannot be asked, the request is put off
-        to the next word boundary. Where the grammar allows one token only, the cloud is never
-        asked.
+        Inside a word a cloud of another vocabulary cannot be asked: the request is put off to the
+        next word boundary. Some cannot be asked inside a block of reasoning: there it is dropped.
+        Where the grammar allows one token only, no cloud is asked.
         """
         decision = rules.policy.decide(1.0 if self.deferred else step.score, self.budget)
         if step.forced:

@@ -3,8 +3,8 @@
 Blocks of draft tokens are sent to the cloud while the edge goes on behind them. Accepted drafts
 become the answer; where the cloud corrects one, the correction is written and all drafts behind it
 are rolled back. The cloud judges each token by what is before it, and the answer takes verdicts in
-its own order. So no answer by itself depends on the link, on how drafts were cut into blocks, or on
-how many blocks were in flight; answers at the same time move each other's ratio.
+its own order. So, if no request fails, an answer does not depend on the link, on how drafts were
+cut into blocks, or on how many were in flight. But answers at the same time share a budget.
 """
 
 import math
@@ -38,9 +38,9 @@ READS_ALONG = Constant(0.0)
 """Stands in for a router where the cloud reads every token: its score, 0, decides nothing."""
 
 Verdict = Verified | Completion | CloudError | Reason | Fault
-"""The outcome for a draft token: the cloud's view of it, its replacement, or why there is neither.
+"""The outcome for a draft token: the cloud's judgement, or why there is none.
 
-A `Completion` holds what the cloud writes in its place; "verified" means accepted.
+A `Verified` gives its probability, a `Completion` what replaces it; "verified" means accepted.
 """
 
 
@@ -48,7 +48,7 @@ class _Block(NamedTuple):
     """Draft tokens at positions `start` to before `end` of the ids, sent to be verified.
 
     `flight` is the request that verifies them, or the reason why none was sent. If it asks for a
-    whole answer, and that does not come, the earlier `verdict` on them holds.
+    whole answer, and the cloud gives none, the earlier `verdict` (None: there is none) holds.
     """
 
     start: int
@@ -60,8 +60,8 @@ class _Block(NamedTuple):
 class Verification(Speculation):
     """The draft tokens of an answer that the cloud verifies, and its verdicts on them.
 
-    `over` holds events of finished verifications that nobody has reported yet. `escalated` says
-    that the last verdict is a whole answer.
+    `over` holds the events of finished verifications; the caller reports and removes them.
+    `escalated`: for the last verdict the cloud was asked to write the whole answer.
     """
 
     _consults: Clouds
@@ -75,10 +75,10 @@ class Verification(Speculation):
         budget: Budget,
         escalation: Escalation | None = None,
     ) -> None:
-        """`budget`, the answer's at its start, decides whether the answer is verified at all.
+        """`budget`, the answer's at its start, decides whether any of its tokens are verified.
 
-        `escalation` decides whether the cloud writes all of it; with a response format it never
-        does.
+        A cloud that reads passages is asked all the same. `escalation` decides whether that cloud
+        writes the whole answer (None: never); with a response format it never does.
         """
         super().__init__(ids, edge, READS_ALONG, consults, rules)
         self.over: list[Consult] = []
@@ -155,7 +155,7 @@ class Verification(Speculation):
         """Remove and return the verdict on the draft token that is next in the answer.
 
         Returns None if the token was not sent yet. If its verdict has not come, `wait` says whether
-        to wait or to return None. Then write a token, and report `over`, before the next call.
+        to wait or to return None. After a verdict the caller writes a token and reports `over`.
         """
         while (at := len(self._ids)) not in self._verdicts:
             if not self._blocks:
@@ -170,9 +170,9 @@ class Verification(Speculation):
         return self._verdicts.pop(at)
 
     def _settle(self, block: _Block) -> None:
-        """Wait for the verdicts on a block; where nothing of the first stands, ask for more.
+        """Wait for the verdicts on a block and keep them, or send a second request for the block.
 
-        What a whole answer that does not come was to replace is read, but for a first token alone.
+        That is for a whole answer if all was rejected, for verdicts if a whole answer failed.
         """
         start, end, outcome, verdict = block
         places, again = range(start, end), None
@@ -207,7 +207,7 @@ class Verification(Speculation):
                 self._verdicts[start + outcome.stand] = outcome
 
     def charged(self, budget: Budget) -> Budget:
-        """Return `budget` with whole answers that came too late as charged."""
+        """Return `budget` with the tokens of late or dropped whole answers in `charged`, too."""
         # All that a verdict brings is charged already.
         brought = self._consults.writer.brought
         return budget if budget.charged >= brought else replace(budget, charged=brought)
@@ -248,7 +248,7 @@ class Verification(Speculation):
         self._unsent, self._due = 0, False
 
     def _divided(self, tip: State) -> bool:
-        """Whether a passage would end inside a character; what the rest begins is not read."""
+        """Whether a passage that ended after the drafts would end inside a character."""
         # A first token is sent alone, and a character has at most four.
         begun = tip.end is None and tip.held.pending != b""
         return self._passages and begun and 1 < self._unsent < self._most + 3

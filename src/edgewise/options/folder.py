@@ -32,7 +32,7 @@ MAX_PARTS = 4096
 """Most layers, or experts of a layer, that a config.json may name."""
 
 MAX_BUFFERS = 1 << 28
-"""Most numbers in the tables that a model computes, or as many as its weights, if more."""
+"""Most numbers in tables that a model computes, such as RoPE's; or as many as its weights have."""
 
 LACKING = "does not hold all weights that its config.json describes ({})"
 """Error text for a folder that lacks some of its weights; the braces are for what is missing."""
@@ -62,7 +62,7 @@ def read_config(folder: Path, form: str) -> HubConfig:
     """Return the checked config.json of a causal language model.
 
     `form` names the expected kind of model folder in errors. Raises `ModelError` for another kind
-    of model, an adapter, or no config.
+    of model, an adapter, more than `MAX_PARTS` layers or experts, or no valid config.
     """
     path = folder / "config.json"
     config = read_json(path, HubConfig)
@@ -128,7 +128,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def count_weights(files: Sequence[Path]) -> int:
-    """Return the number of parameters in all tensors of `files`. Raises `ModelError` for damage."""
+    """Return how many numbers the tensors of `files` hold. Raises `ModelError` if damaged."""
     from safetensors import SafetensorError, safe_open
 
     count = 0
@@ -183,9 +183,9 @@ class FolderModel(EngineModel):
     ) -> None:
         """Run a few ids below `size` through new caches, and set `hidden_size` and `abilities`.
 
-        They run all at once, one by one, and again after a rollback. Raises `ModelError` for a
-        model that does not go on where its cache ends, or does not roll back to where it was;
-        `may_stay`: the latter is allowed, since the caller has caches that never roll back.
+        They run all at once, one by one, and again after a rollback. Raises `ModelError` if the
+        three give different logits. With `may_stay` the last may differ: `abilities.rewinds` is
+        "no" then.
         """
         ids = [7 * index % size for index in range(1, PROBED + 1)]
         try:

@@ -40,9 +40,9 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One message of a conversation.
 
-    A `local` message, and every message after it, is sent only to clouds at hosts in the setting
-    `trust`. An assistant's message may have `tool_calls`. The result of a call is a message with
-    the role "tool", whose `tool_call_id` is the id of that call.
+    A conversation with a `local` message is sent only to trusted clouds (setting `trust`). An
+    assistant's message may have `tool_calls`. The result of a call is a message with the role
+    "tool", whose `tool_call_id` is the id of that call.
     """
 
     role: Role
@@ -146,8 +146,8 @@ def joined(messages: Sequence[Message]) -> list[Message]:
 def alternating(messages: Sequence[Message], *, system: bool) -> list[Message]:
     """Return a conversation in which user and assistant alternate, as some templates require.
 
-    With `system`, the system messages at the start stay; all others get the role "user". If the
-    assistant comes first, an empty user message goes before it. Neighbours of one role are merged.
+    With `system`, system messages at the start stay; all other system messages become the user's.
+    If the assistant is first, an empty user message goes before. Neighbours of one role are merged.
     """
     leading = next((at for at, one in enumerate(messages) if one.role != "system"), len(messages))
     kept = [*messages[: leading if system else 0]]
@@ -167,7 +167,7 @@ def texts_of(messages: Sequence[Message], tools: Sequence[Tool]) -> list[str]:
 
 
 def _arguments(call: ToolCall) -> object:
-    """Arguments as templates read them: an object, or the text of one that was cut."""
+    """Return a call's arguments for a template: the object, or the text if it is no valid one."""
     try:
         found = msgspec.json.decode(call.arguments or "null", type=dict[str, Any] | None)
         require_shallow(found, "The arguments")

@@ -64,7 +64,7 @@ class Renderer:
             os.register_at_fork(after_in_child=self._abandon)
 
     def start(self) -> None:
-        """Begin to start the child process, ahead of the first rendering. Raises `ModelError`."""
+        """Start the child process ahead of a rendering, without waiting. Raises `ModelError`."""
         with self._lock:
             self._running()
 
@@ -166,7 +166,7 @@ atexit.register(_RENDERER.close)
 
 
 def prepare() -> None:
-    """Begin to start the process that renders templates; the first rendering reports a failure."""
+    """Start the process that renders templates, without waiting; a rendering reports a failure."""
     with suppress(ModelError):
         _RENDERER.start()
 
@@ -218,7 +218,7 @@ def render(
     *,
     change: Change = str,
 ) -> str:
-    """Return a conversation as text, rendered by the tokenizer's chat template up to the answer.
+    """Return a conversation as text, rendered by the chat template, which the tokenizer must have.
 
     Every text of the messages and `tools` is passed through `change` first. If the template refuses
     system messages or turns that do not alternate, the conversation is rearranged and tried again.

@@ -49,9 +49,9 @@ class ControlTokens:
         self._last = _any_of({text[-1] for text in texts if len(text) > 1}, cased=True)
 
     def could_come_of(self, text: str) -> bool:
-        """Whether a control token may lie in `text` or across its ends (False: certainly none).
+        """Whether a control token of two or more characters may lie in `text` or across its ends.
 
-        It may if the text has the first or last character of one, in upper or lower case.
+        True if `text` has the first or last character of one, in upper or lower case.
         """
         return bool(self._first.search(text) or self._last.search(text))
 
@@ -74,10 +74,7 @@ class ControlTokens:
         return self._first.sub(lambda found: found[0] + mark, text)
 
     def split(self, text: str) -> list[str]:
-        """Split a text at its control tokens.
-
-        The second, fourth ... piece is the text of a control token; the others contain none.
-        """
+        """Split a text at control tokens; the second, fourth, ... piece is a token's text."""
         pieces: list[str] = []
         done = 0
         for start, end in self._found(text):

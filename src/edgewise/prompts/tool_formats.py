@@ -84,9 +84,9 @@ _BARE_ARGUMENTS = ('","arguments":', '","parameters":')
 
 
 def has_call(answer: str) -> bool:
-    """Whether an answer has a tool call, or begins like a bare one (see `bare_call`) of any tool.
+    """Whether an answer has one of `MARKERS`, or begins like a bare call (see `bare_call`).
 
-    That is so from the tool's name on.
+    A bare call is recognised once its text has come to the tool's name, whatever that is.
     """
     if any(marker in answer for marker in MARKERS):
         return True

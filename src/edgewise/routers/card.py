@@ -88,8 +88,9 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def require_fits(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router in the folder `where` fits this edge model.
 
-        Tokenizer, hidden size and weights must be those that it was made for. If the weights' hash
-        differs, the model is run: its `behaviour` tells if they are the same in another format.
+        The tokenizer and the hidden size must be those that it was made for; if it reads hidden
+        states, the engine must return some. If the hash of the weights differs, the model is run:
+        with nearly the same logprobs (`behaviour`) it is the same model in another format.
         """
         problem, reads = None, "hidden" in self.inputs
         if reads and not edge.abilities.hidden:
@@ -216,7 +217,7 @@ def _ascends(*columns: Sequence[float]) -> bool:
 def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
     """Return the edge model's logprobs (nats, at least `LEAST`) of fixed texts' ids, in order.
 
-    Of each text the first `LONGEST` ids are run, in a new session; the very first has no logprob.
+    Of each text the first `LONGEST` ids are run, in a new session; a text's first id has none.
     """
     logprobs: list[float] = []
     for text in PROBES:

@@ -42,7 +42,7 @@ def is_trained(kind: str) -> bool:
 
 
 def runs_code(name: str) -> bool:
-    """Whether `name` is itself code (`module:Class`), or a checkpoint whose card names code."""
+    """Whether `name` is code (`module:Class`), or a checkpoint's folder whose card names code."""
     if is_code(name):
         return True
     folder = local_folder(name)
@@ -85,7 +85,7 @@ def router_of(card: RouterCard, folder: Path) -> Router:
 def kind_beside(kind: str, folder: Path) -> str:
     """Return the `kind` of a card as a name that can be loaded.
 
-    A file in it is relative to the checkpoint: `file.py:Class` becomes `FOLDER/file.py:Class`.
+    A file in `kind` is relative to `folder`: `file.py:Class` becomes `FOLDER/file.py:Class`.
     """
     file = code_file(kind)
     return kind if file is None else f"{folder / file}{kind[len(file) :]}"
@@ -123,10 +123,7 @@ def _made(name: str, make: Callable[[], Router]) -> Router:
 
 
 def checked_router(name: str, router: Router) -> Router:
-    """Return the router if it has valid `score`, `needs` and `top`, else raise `UsageError`.
-
-    `name` is what the error calls the router.
-    """
+    """Return `router`. Raises `UsageError`, which calls it `name`, unless it fits `Router`."""
     needs, top = (getattr(router, attribute, None) for attribute in ("needs", "top"))
     if isinstance(router, type) or not callable(getattr(router, "score", None)):
         raise UsageError(

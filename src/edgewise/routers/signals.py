@@ -43,8 +43,7 @@ class Signal(NamedTuple):
     top: int = 0
     default: bool = True
     ranked: bool = False
-    """Whether a router reads the ranks (`ranks_of`) of what `read` returns; `width` counts the
-    ranks."""
+    """Whether a router reads the ranks (`ranks_of`) of `read`'s values; `width` counts these."""
 
 
 def _hidden(step: Step, _k: int) -> Floats:
@@ -154,7 +153,7 @@ def ranks_of(values: Floats, reference: Reference) -> Floats:
     """Return the ranks of `values`, from 0 to 1, then the log-odds of these ranks.
 
     `values` is float32[..., m], the result float32[..., 2m]. `reference` holds the quantiles of
-    each of the m columns; a rank says where the value lies among those of its column.
+    each of the m columns; a rank is the place among these, kept 0.5 / `QUANTILES` off 0 and 1.
     """
     quantiles = [
         np.interp(values[..., at], known, np.linspace(0.0, 1.0, len(known)))

@@ -69,8 +69,7 @@ def _form(piece: str) -> tuple[bool, ...]:
 
 
 def _before(piece: str, tail: str) -> tuple[bool, ...]:
-    """Return features of the character and word before the token, and whether it continues the
-    word."""
+    """Return features of the text before the token, and whether the token continues a word."""
     last, kept = tail[-1:], tail.rstrip()
     inside = piece[:1].isalnum() and last.isalnum()
     mark = kept[-1:]
@@ -91,7 +90,7 @@ def _before(piece: str, tail: str) -> tuple[bool, ...]:
 
 
 def _position(written: Written, piece: str, tail: str) -> tuple[float, ...]:
-    """Return whether the token is first, and log lengths of answer, sentence, line and token."""
+    """Return 1 for a first token, and log(1 + length) of answer, sentence, line and token."""
     before = len(written.ids) - written.prompt
     sentence = len(tail) - 1 - max(map(tail.rfind, _SENTENCE_ENDS))
     line = len(tail) - 1 - tail.rfind("\n")

@@ -37,7 +37,7 @@ class Entropy:
 
 
 class Constant:
-    """Always gives the same score: 0 means edge only, 1 cloud only."""
+    """Always gives the same score: 1 reaches every threshold, 0 only a threshold of 0."""
 
     needs, top = Needs.NOTHING, 0
 

@@ -22,7 +22,7 @@ START_SECONDS = 30.0
 """Timeout of a child's start; generous, for a busy machine."""
 
 _KEPT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
-"""Variables that an interpreter may need. Keys are not among them."""
+"""Environment variables that a child inherits, as Python may need them; no API keys."""
 
 _GRACE = 1.0  # seconds after the limit at which the process ends itself, in case its parent is gone
 
@@ -31,11 +31,11 @@ Why = Literal["start", "time", "process"]
 
 
 class ChildEnded(Exception):
-    """A child process ended before it replied.
+    """A child process ended before it replied, or its reply was too long.
 
     `why` is "start" if it did not get ready, "time" if it was killed because it took too long,
-    "process" otherwise. `status` is the exit status, `words` the lines of stderr if `Child` kept
-    them.
+    "process" otherwise. `status` is the exit status, `words` the lines of stderr, empty unless
+    `Child` kept them.
     """
 
     def __init__(self, why: Why, status: int | None = None, words: Sequence[str] = ()) -> None:

@@ -24,7 +24,7 @@ Answer = Callable[[bytes], bytes]
 
 
 def _limit(memory: int) -> None:
-    """Sets resource limits, if the platform supports them."""
+    """Set resource limits, if the platform supports them."""
     try:
         import resource
     except ImportError:

@@ -1,1 +1,1 @@
-"""The server on the device: OpenAI's API and a web page in front of one pair of models."""
+"""The server on the device: OpenAI's and Anthropic's APIs and a web page for a pair of models."""

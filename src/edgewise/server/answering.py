@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class AnswerQueue:
-    """A first-come-first-served queue: `slots` answers are written at a time, `queue` more wait."""
+    """A first-in, first-out queue: `slots` answers run at a time, `queue` requests may wait."""
 
     def __init__(self, slots: int, queue: int) -> None:
         self.slots, self.queue = slots, queue
@@ -44,7 +44,7 @@ class AnswerQueue:
         self.free = asyncio.Semaphore(slots)
 
     def enter(self) -> "QueuePlace":
-        """Return a new place, to `leave` at the end. Raises `ApiError` 429 if the queue is full."""
+        """Return a new place; `leave` it at the end. Raises `ApiError` 429 if the queue is full."""
         if self.running + self.waiting >= self.slots + self.queue:
             message = f"{self.running} answers are being written and {self.waiting} wait"
             raise come_back(
@@ -56,7 +56,7 @@ class AnswerQueue:
 class QueuePlace:
     """One request's place in an `AnswerQueue`: it waits until `acquire` returns, then runs.
 
-    `over` is done once it does neither. Use it in the event loop's thread only.
+    The future `over` is done after `leave` or `release`. For the event loop's thread only.
     """
 
     def __init__(self, queue: AnswerQueue) -> None:
@@ -72,7 +72,7 @@ class QueuePlace:
         self._queue.running += 1
 
     def leave(self) -> None:
-        """Leave the queue if the place still waits; else do nothing: `release` gives up a slot."""
+        """Leave the queue if no slot was acquired; else do nothing, as `release` frees the slot."""
         if not self._running:
             self._queue.waiting -= 1
             self.over.set_result(None)
@@ -85,9 +85,9 @@ class QueuePlace:
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """An event with the next few of the prompt's ids, and the edge model's logprob of each.
+    """An event with the edge model's logprobs of some ids of the prompt; events come in order.
 
-    Requests with `echo` and `logprobs` get these events, before those of the answer.
+    A `/v1/completions` request with `echo` and `logprobs` gets them before the answer's events.
     """
 
     scores: Sequence[Scored]
@@ -97,13 +97,13 @@ AnswerEvent = Event | PromptScores
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the pair, with all that the server has worked out from a client's request.
+    """A request to the pair of models, which the server makes from a client's request.
 
-    `read()` returns the prompt; it may run in any thread and raise an `EdgewiseError`. `messages`
-    is the conversation, in which `local` marks the messages that only trusted clouds may see.
-    `format` is the response format (None: plain text), `options` are keyword arguments of
-    `Pair.stream`. With `pending` the events include draft tokens. If `scored` is a number, the
-    answer begins with logprobs of the prompt's ids, with that many candidates for each.
+    `read()` returns the prompt; it may run in any thread, and raise `ApiError` or `EdgewiseError`.
+    `messages` is the conversation; a message that only trusted clouds may see has `local` set.
+    `format` is the response format (None: plain text). `options` are keyword arguments of
+    `Pair.stream`, among them `max_tokens`. With `pending` the events include draft tokens. Unless
+    `scored` is None, logprobs of the prompt come first, with `scored` candidates for each id.
     """
 
     read: Callable[[], Prompt]
@@ -115,10 +115,10 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answering:
-    """A loaded pair of models, with its queue and threads. Closing this leaves the pair open."""
+    """Runs answers of a loaded pair of models in threads, with a queue. Never closes the pair."""
 
     def __init__(self, pair: Pair, *, slots: int, queue: int) -> None:
-        """Start with `slots` concurrent answers, while `queue` more requests may wait.
+        """Start threads for `slots` concurrent answers; `queue` more requests may wait.
 
         The edge model must have a session for each slot.
         """
@@ -144,16 +144,16 @@ class Answering:
         return parts == {"bundled"} and self.cloud is not None and self.cloud.boundaries is None
 
     def close(self) -> None:
-        """Cancel what still waits for a thread, and wait for answers, or their requests, to end."""
+        """Cancel work that waits for a thread, and block until running answers have ended."""
         for pool in (self._readers, self._tokenizers, self._compilers):
             pool.shutdown(cancel_futures=True)
         self._threads.shutdown()
 
     async def read(self, read: Callable[[], Prompt]) -> Prompt:
-        """Run `read`, which renders and tokenises a prompt, in a thread.
+        """Run `read`, which renders and tokenises a prompt, in a thread; return the prompt.
 
-        Raises `ContextOverflow` if the prompt does not fit the edge model's context, and what
-        `read` does.
+        Raises `ContextOverflow` if the prompt does not fit the edge model's context, and whatever
+        `read` raises.
         """
         prompt = await _in_thread(self._readers, read)
         if len(prompt.ids) >= self.edge.context:
@@ -161,7 +161,7 @@ class Answering:
         return prompt
 
     async def grammar(self, format: ResponseFormat | None) -> Grammar | None:
-        """Return a response format compiled in a thread (None: plain text). Raises `UsageError`."""
+        """Compile `format` in a thread (None stays None). Raises `UsageError` if that fails."""
         if format is None:
             return None
         return await _in_thread(self._compilers, partial(grammar_of, self.edge.tokenizer, format))
@@ -169,7 +169,7 @@ class Answering:
     async def tokenizing(self, work: Callable[[], _T]) -> _T:
         """Run `work`, which tokenises a text, in a thread, and return its result.
 
-        This thread does nothing else; prompts are read in others, so a long one delays no `work`.
+        All calls share one thread. Prompts are read in other threads, so they delay no `work`.
         """
         return await _in_thread(self._tokenizers, work)
 
@@ -235,7 +235,7 @@ class Answering:
             yield from events
 
     def _warn_if_alone(self, usage: Usage) -> None:
-        """Log once that every request to the cloud model failed; again only after one worked."""
+        """Warn if consults failed and none was used; warn again only after one was used."""
         if usage.alone and not self._alone:
             _log.warning("no consult of an answer could be used: the edge model wrote all of it")
         if usage.cloud_calls:
@@ -243,5 +243,5 @@ class Answering:
 
 
 async def _in_thread(pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
-    """Run `work` in a thread of the pool. If this is cancelled before its turn, it never runs."""
+    """Run `work` in a thread of the pool; if cancelled before a thread is free, never run it."""
     return await asyncio.get_running_loop().run_in_executor(pool, work)

@@ -70,8 +70,8 @@ async def model(model: str, request: Request) -> dict[str, Any]:
 def sent(request: Request) -> dict[str, Any]:
     """List what the last answers sent to the cloud: counts, never text; the newest first.
 
-    `at` is when the answer first sent something, in seconds since 1970. Refused (403) on a server
-    with a file of keys, since it lists the answers of all keys.
+    `at` is when the answer began, in seconds since 1970. Refused (403) on a server with a file of
+    keys, since it lists the answers of all keys.
     """
     if caller_of(request).key is not ANYBODY:
         raise ApiError(403, "This lists the answers of all keys; use /metrics instead.")
@@ -85,7 +85,7 @@ def sent(request: Request) -> dict[str, Any]:
 
 @about.get("/health")
 async def health(request: Request) -> dict[str, Any]:
-    """Report that the server runs, with which models, and whether the cloud is paused.
+    """Report that the server runs, with which models, and whether consults are paused.
 
     Without a valid key the models' names are left out, since they may be addresses and paths.
     """
@@ -127,8 +127,8 @@ def make_app(
 ) -> FastAPI:
     """Return the web application for a loaded pair of models.
 
-    `callers` decides who may use `/v1` and `/metrics` (None: everybody). `origins` are web origins
-    whose pages may send requests, `hosts` the names that requests may be addressed to (`ANY`: all).
+    `callers` checks the keys for all but `/health` and the page (None: no keys). Web pages of
+    `origins` may send requests, too; `hosts` are the names allowed in the header Host (`ANY`: all).
     """
     app = FastAPI(
         title="Edgewise",
@@ -269,7 +269,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield gauges: answers running and waiting and, with a price list, three costs so far.
 
-        These are the cost of requests to the cloud, that of the cloud alone, and the difference.
+        They are what consults cost, what the cloud alone would have cost, and the difference.
         """
         queue = self._queue
         yield GaugeMetricFamily("edgewise_running", "Answers being decoded.", queue.running)

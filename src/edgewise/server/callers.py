@@ -18,14 +18,14 @@ from edgewise.server.answering import AnswerEvent, AnswerQueue, QueuePlace
 from edgewise.server.errors import ApiError, come_back
 
 PLACE_SECONDS = 1
-"""`Retry-After`, in seconds, if the answers of the same key have taken all its places."""
+"""`Retry-After`, in seconds, if a key has as many concurrent answers as its limit allows."""
 
 
 class Callers:
     """Checks the API keys of requests, and enforces the limits of the keys in a file.
 
-    What a key has used is counted in this process. Each key of a file is a tenant: its holder
-    learns nothing of the requests of other keys.
+    What a key has used is counted in this process. Each key of a file is a tenant: its replies
+    leave out counts that could reveal other keys' prompts.
     """
 
     def __init__(self, *, api_key: str | None = None, keys: Keys | None = None) -> None:
@@ -56,7 +56,7 @@ class Callers:
         request.state.caller = Caller(self, key)
 
     def find(self, request: Request) -> Key | None:
-        """Return a request's key, `ANYBODY` without a key file; None if missing or not valid."""
+        """Return a request's key (`ANYBODY` without a key file); None if missing or invalid."""
         shown = shown_key(request)
         if self._api_key is None:
             return self.keys.find(shown)
@@ -69,7 +69,7 @@ def caller_of(request: Request) -> "Caller":
 
 
 class Caller:
-    """The API key of one request, charged for its tokens. For the event loop's thread only."""
+    """The sender of one request: charges its API key. For the event loop's thread only."""
 
     def __init__(self, callers: Callers, key: Key) -> None:
         self._callers, self.key = callers, key
@@ -81,10 +81,10 @@ class Caller:
     async def entered(self, queue: AnswerQueue) -> AsyncGenerator[QueuePlace]:
         """Hold a place in `queue` while the context is open; yield the place.
 
-        It counts among the concurrent answers of its key until it is over: the slot of an answer
-        whose client has left may take a while to be free. Charges the key for the request at once,
-        and on closing for the tokens that `seen` counted. Raises `ApiError` 429 if the queue is
-        full, or at the key's limit of answers, or of requests or ids a second.
+        The place counts as a concurrent answer of its key until it is over, which may be after the
+        context: an answer whose client has left takes a while to stop. Charges the key for the
+        request at once, and on closing for the tokens that `seen` counted. Raises `ApiError` 429 if
+        the queue is full, or at the key's limit of answers, or of requests or ids a second.
         """
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:
@@ -103,13 +103,13 @@ class Caller:
     def read(self, prompt: Prompt) -> Prompt:
         """Count the prompt's ids towards the key's rate of ids; return the prompt with `owner` set.
 
-        The owner is the key's name. By it, records of what was sent tell equal conversations apart.
+        The owner is the key's name: the record of what was sent tells keys' conversations apart.
         """
         self._callers.limits.charge(self.key, len(prompt.ids))
         return replace(prompt, owner=self.name)
 
     def seen(self, event: AnswerEvent) -> AnswerEvent:
-        """Count a token towards the key's rate of ids; return the event as this client may see it.
+        """Count a `Token` towards the key's rate of ids; return the event as the client may see it.
 
         With a file of keys, `Finished` loses the cost and the cloud's counts of cached and computed
         prompt tokens, which could tell what other keys sent. Raises `ApiError` 401 if the key was

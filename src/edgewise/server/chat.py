@@ -172,7 +172,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/chat/completions")
 async def chat_completions(body: ChatRequest, request: Request) -> Response:
-    """An answer to a conversation, whole or as server-sent events."""
+    """Return an answer to a conversation, whole or, with `stream`, as server-sent events."""
     return await answered(body, request, ChatReply)
 
 
@@ -185,9 +185,9 @@ async def answered(
 ) -> Response:
     """Answer the conversation in `body`; return the HTTP response.
 
-    `reply` is the `Writer` class of the API. With `joins` adjacent messages of one role are merged
-    in the prompt. Local messages (only trusted clouds may see them) are remembered first: they stay
-    local if this request is refused and they are sent again. Raises `ApiError` or `EdgewiseError`.
+    `reply` is the API's `Writer` class. With `joins` adjacent messages of one role are merged in
+    the prompt. Local messages (only trusted clouds may see them) are remembered first: sent again
+    without the mark, they stay local even if this is refused. Raises `ApiError` or `EdgewiseError`.
     """
     answering = pair_of(request)
     marks = await marked(request, body.edgewise, body.turns())
@@ -259,7 +259,7 @@ class ChatReply(ChunkWriter):
         return {"message": message | more | self._mark, "logprobs": logprobs}
 
     def _logprobs(self, token: Token | None) -> dict[str, Any] | None:
-        """Return a token's logprobs: None if not asked for, empty if the logprob is unknown."""
+        """Return the field `logprobs` of a token: None if not requested, empty lists if unknown."""
         most = self.request.candidates
         if most is None:
             return None

@@ -1,7 +1,7 @@
 """Endpoints for raw prompts: `/v1/completions`, and conversion between text and token ids.
 
 A prompt is text or token ids, given to the models without a chat template. `/tokenize`,
-`/detokenize` and `/tokenizer_info` are those of vLLM, which evaluation tools use.
+`/detokenize` and `/tokenizer_info` have vLLM's names and fields, which evaluation tools use.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ from edgewise.server.requests import (
 
 
 def _only(prompt: object) -> object:
-    """Return the prompt in a list of one prompt; refuse a list of several."""
+    """Return the only prompt of a list; refuse a list of several, and return all else unchanged."""
     given = cast(list[object], prompt) if isinstance(prompt, list) else []
     if not given or not isinstance(given[0], str | list):
         return prompt
@@ -56,7 +56,7 @@ def _only(prompt: object) -> object:
 class CompletionRequest(OpenAIRequest):
     """The body of `POST /v1/completions`: one prompt, as text or as token ids.
 
-    With `echo` the reply begins with the prompt, and its continuation may be empty.
+    With `echo` the reply begins with the prompt, and `max_tokens` may be 0.
     """
 
     prompt: Annotated[BoundedText | TokenIds, BeforeValidator(_only)]
@@ -74,7 +74,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/completions")
 async def completions(body: CompletionRequest, request: Request) -> Response:
-    """The continuation of a prompt, whole or as server-sent events."""
+    """Return the continuation of a prompt, whole or, with `stream`, as server-sent events."""
     answering = pair_of(request)
     text = _prompt_text(answering.edge, body)
     marks = await marked(request, body.edgewise, [turn("user", text)])
@@ -92,7 +92,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
-    """Return the prompt as text. Too many ids, and unknown ones, are refused later."""
+    """Return the prompt as text, without unknown ids; empty for too many ids (refused later)."""
     prompt, tokenizer = body.prompt, edge.tokenizer
     if isinstance(prompt, str):
         return prompt
@@ -174,7 +174,7 @@ class TextReply(ChunkWriter):
         return made
 
     def _alternatives(self, known: Sequence[Candidate]) -> dict[str, float]:
-        """Return logprobs by text; if several ids have one text, the highest."""
+        """Return the requested number of logprobs by text; of ids with one text, the highest."""
         best: dict[str, float] = {}
         for one in known[: self.request.candidates]:
             best.setdefault(self.text(one.id), one.logprob)
@@ -205,7 +205,7 @@ class DetokenizeRequest(Strict):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-    """Return the token ids of a text, their count and the context size, as vLLM does."""
+    """Return the token ids of a text, their count and the context size, by vLLM's names."""
     answering = _asked(request, body.model)
     tokenizer = answering.edge.tokenizer
     encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
@@ -217,7 +217,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str]:
-    """The text of ids; parts of characters become U+FFFD."""
+    """Return the text of token ids; bytes that are no whole character become U+FFFD."""
     answering = _asked(request, body.model)
     tokenizer = answering.edge.tokenizer
 

@@ -76,7 +76,7 @@ def _raised(error: EdgewiseError, prompt: str | None) -> ApiError:
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
-    """Return an error reply in Anthropic's form: `error` has `type`, `message`, maybe `details`."""
+    """Return an error reply in Anthropic's form; only an error about `thread` has `details`."""
     kind = _ANTHROPIC.get(error.status, error.kind)
     fields: dict[str, Any] = {"type": kind, "message": str(error)}
     if error.param == "thread":
@@ -117,9 +117,9 @@ def install(app: FastAPI) -> None:
 def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
     """Return the error reply for an exception; an `ApiError` is returned as it is.
 
-    Invalid requests and `UsageError`s become a 400, `CloudError`s a 502, and exceptions of an
-    unexpected class (bugs) a 500 without details. `prompt` names the request's field that holds the
-    prompt: the reply's `param` if the prompt is too long.
+    Invalid requests and `UsageError`s become a 400, `CloudError`s a 502, other `EdgewiseError`s a
+    500; an `HTTPException` keeps its status. Any other exception (a bug) becomes a 500 without
+    details. `prompt` is the request's field with the prompt: `param` if the prompt is too long.
     """
     if isinstance(error, ApiError):
         return error
@@ -139,10 +139,10 @@ def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
 
 
 def _invalid(problems: Sequence[Any]) -> ApiError:
-    """Return an error 400 with the first validation problem as a sentence.
+    """Return an error 400 with one of pydantic's validation problems as a sentence.
 
-    For a union, that is the problem of the member that got furthest. "Wrong type" problems of a
-    member are named only if all members have them.
+    It is the first of those deepest in the body: they belong to the member of a union that was
+    meant. A problem of a wrong type counts only if no other is as deep.
     """
     deepest = max(len(_names(one["loc"])) for one in problems)
     furthest = [one for one in problems if len(_names(one["loc"])) == deepest]
@@ -185,7 +185,7 @@ _TERMS = {
     "a valid dictionary": "an object",
 }
 _FAR_TOO_LONG = 1 << 20
-"""A length limit of at least this many characters or ids limits the prompt."""
+"""A value over a length limit of at least this (characters or ids) is too long a prompt."""
 
 _UNQUOTED = str.maketrans("", "", "'()")
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")

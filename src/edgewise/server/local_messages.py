@@ -31,10 +31,10 @@ MOST_COMPARED = 1 << 28
 take more counts as local."""
 
 _LOOK = 1 << 8
-"""Bytes that a comparison counts besides its own: to begin one takes as long as to compare them."""
+"""Bytes that each comparison counts besides its own, for the time that it takes to begin."""
 
 _ESCAPE = re.compile(r"(?i)(?<!\\)\\++(?:u([0-9a-f]{4})|u[0-9a-f]{0,3}\Z|[bfnrt])")
-"""A JSON escape, quoted any number of times, or the first half of one at the end."""
+"""A JSON escape, quoted any number of times; at the end of the text it may be incomplete."""
 
 _ENTITY = re.compile(r"(?i)&(?:#\d{1,7}|#x[0-9a-f]{1,6}|\w{2,31});")
 
@@ -44,7 +44,7 @@ _ANEW = re.compile(
 """Signs after which a new part of an answer begins, which clients may send back by itself."""
 
 _TAIL = 40
-"""Characters kept from the end of an answer, since such a sign may begin in them."""
+"""Characters kept from the end of an answer, since a sign of `_ANEW` may begin in them."""
 
 _QUOTED = 2
 """How many times a text may be quoted, as in JSON inside JSON, and still be recognised."""
@@ -61,7 +61,7 @@ def _letters(text: str) -> bytes:
 
 
 def _plain(text: str) -> bytes:
-    """Return the part of a text that is compared: letters and digits, or all of it without any."""
+    """Return the bytes of a text that are compared: its letters and digits; all if it has none."""
     return _letters(text) or text.encode("utf-8", "surrogatepass")
 
 
@@ -99,10 +99,10 @@ class _Texts:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # A writer with a text's length and hash, and the hash of its first `LONG` letters.
+        # By writer, and a text's length and hash: the hash of the text's first `LONG` bytes.
         self._known: dict[tuple[str, tuple[int, int]], int] = {}
-        # Texts' hashes by that hash and by length: of all that begin alike, one look is enough for
-        # those of one length.
+        # By the hash of the first `LONG` bytes, then by length: the hashes of all such texts, so
+        # that one look finds those of one length.
         self._inside: dict[int, dict[int, set[int]]] = {}
 
     def add(self, writer: str, plain: bytes) -> None:
@@ -129,9 +129,9 @@ class _Texts:
                     del self._inside[begin]
 
     def holds(self, writer: str, plain: bytes, search: _Search) -> bool:
-        """Whether `plain` is a whole text of the writer's, or contains anybody's long text.
+        """Return whether `plain` is a known text of `writer`, or contains one added without writer.
 
-        It counts as such, too, if `search` has nothing left.
+        The answer is True, too, once `search` has no bytes left to compare.
         """
         if (writer, (len(plain), hash(plain))) in self._known:
             return True
@@ -172,12 +172,12 @@ class LocalMessages:
     ) -> list[Message]:
         """Return the messages, with `local` set in the first local message and in all that follow.
 
-        A message is local if `local` is set in it, if it is the last one and the argument `local`
-        is true, or if it is known: its text, or one of its parts (`parts` has a list for each
-        message), equals the text of an earlier local message of this `owner` (an API key's name),
-        or contains such a text of at least `LONG` bytes. Only letters and digits are compared.
-        `search` false looks for no known texts, for a request that will be refused anyway. Local
-        messages are remembered for `owner`, except system messages, which others may have as well.
+        A message is local if `local` is set in it, if it is the last and the argument `local` is
+        true, or if it is known: its text, or one of its `parts` (a list for each message), contains
+        a text of at least `LONG` bytes from an earlier local message or answer of this `owner` (an
+        API key's name), or equals a shorter one of the same role. Letters and digits are compared.
+        With `search` false, for a request that will be refused anyway, known texts are not looked
+        for. Local messages, but no system messages, are remembered for `owner`.
         """
         seen: list[Message] = []
         local_only = False
@@ -200,9 +200,9 @@ class LocalMessages:
         self._add(self._answered, owner, messages)
 
     def writing(self, text: str, *, owner: str = "") -> bool:
-        """Remember how a local answer for `owner` begins; `text` is all that is written of it.
+        """Remember how a local answer for `owner` begins; `text` is what is written of it by now.
 
-        Returns True if it is below `BEGUN` bytes of letters and digits: then call again with more.
+        Returns whether `text` has fewer than `BEGUN` bytes of letters and digits: then call again.
         """
         # Whatever has a longer beginning inside has this one.
         if letters := _letters(text)[:BEGUN]:

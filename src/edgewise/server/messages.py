@@ -115,7 +115,7 @@ class AnthropicTool(FunctionDefinition):
         }
     )
     type: Literal["custom"] | None = None
-    # Unlike OpenAI's they have to be there.
+    # Unlike in OpenAI's APIs they are required.
     parameters: Annotated[dict[str, Any] | None, Field(alias="input_schema")]  # pyright: ignore[reportGeneralTypeIssues]
 
 
@@ -160,7 +160,7 @@ It differs in each request, so nothing behind it could be reused from the KV cac
 
 
 def _lasting(system: Texts | None) -> Texts | None:
-    """Return the system prompt without the line for billing."""
+    """Return the system prompt without its line, or text blocks, for billing (see `_BILLING`)."""
     if isinstance(system, str):
         return system.partition("\n")[2] if system.startswith(_BILLING) else system
     return system and [
@@ -206,7 +206,7 @@ class MessagesRequest(CountRequest, ConversationAnswerRequest):
     """The body of `POST /v1/messages`."""
 
     ignores = CountRequest.ignores | {"metadata", "service_tier", "inference_geo", "diagnostics"}
-    # Unlike OpenAI's it has to be there.
+    # Unlike in OpenAI's APIs it is required.
     max_tokens: TokenLimit  # pyright: ignore
     stop: Stop = Field(default=None, alias="stop_sequences")
 
@@ -216,7 +216,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/messages")
 async def messages(body: MessagesRequest, request: Request) -> Response:
-    """An answer to a conversation, whole or as server-sent events."""
+    """Return an answer to a conversation, whole or, with `stream`, as server-sent events."""
     return await answered(body, request, MessagesWriter, joins=True)
 
 

@@ -1,7 +1,7 @@
 """The server's model ids, and the translation of requests into calls of its `Pair` of models.
 
-The id `edgewise` stands for the pair with the server's settings, `edgewise@0.05` for another cloud
-share, `edgewise:t0.3` for a fixed threshold; `edgewise:edge` and `edgewise:cloud` are one model.
+The id `edgewise` is the pair with the server's settings; `edgewise@0.05` sets the cloud share,
+`edgewise:t0.3` a fixed threshold. With `edgewise:edge` or `edgewise:cloud` one model writes all.
 """
 
 import asyncio
@@ -86,9 +86,9 @@ async def marked(
 ) -> list[Message]:
     """Return the messages of `turns`; `local` is set in those that only trusted clouds may see.
 
-    These are the last message if the header `X-Edgewise-Cloud` or `options.cloud` is "none", each
+    Local are the last message if the header `X-Edgewise-Cloud` or `options.cloud` is "none", each
     that is marked itself or has a text that was local in an earlier request of the same key, and
-    all after the first; their texts are remembered. Raises `ApiError` 400 for other header values.
+    all after a local one. Remembers their texts. Raises `ApiError` 400 for other header values.
     """
     said = request.headers.getlist(LOCAL_HEADER)
     if any(one.strip().lower() != "none" for one in said):
@@ -120,7 +120,7 @@ def decode_request(
 
     `read` builds the prompt. `messages` is the conversation, as `marked` returns it; `format` is
     the answer's response format (None: plain text). Raises `ApiError` 404 for a model that the
-    server does not have, 400 for `stream_options` or `edgewise.pending` without `stream`, and
+    server does not have, 400 for a field that needs `stream` or `logprobs` without it, and
     `UsageError` if the cloud cannot do what the model id asks of it.
     """
     policy = policy_for(answering, body.model)

@@ -76,7 +76,7 @@ class Writer(ABC):
         self.prompt_ids: Sequence[int] = ()
         """The ids of the prompt, set before anything is written."""
         self.context = 0
-        """How many ids the edge model's context holds, set likewise."""
+        """Size of the edge model's context in ids, set before anything is written."""
         self.items: list[Item] = []
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Writer(ABC):
                 yield self.items[-1], part.text
 
     def begin(self, call: CallBegun | None = None) -> Item:
-        """Append a new, empty item to `items` and return it: the tool call `call`, or a text."""
+        """Append an empty item to `items` and return it: a tool call; a text if `call` is None."""
         self.items.append(Item(len(self.items), call))
         return self.items[-1]
 
@@ -127,8 +127,8 @@ class Writer(ABC):
 class UsageCounts:
     """Token counts of an answer, for the field `usage` of each API.
 
-    `prompt`, `cached` (of the prompt) and `written` are counts of tokens; `own` is a dict of the
-    other fields of `Usage`, for the field `edgewise`.
+    `prompt` counts prompt tokens, `cached` those in the edge's KV cache, `written` the tokens
+    of the answer. `own` is a dict of the other fields of `Usage`, for the field `edgewise`.
     """
 
     def __init__(self, usage: Usage) -> None:
@@ -301,7 +301,7 @@ class EventWriter(Writer):
 
     @abstractmethod
     def closed(self, item: Item, end: Finished | None) -> Iterator[dict[str, Any]]:
-        """Yield the events for the end of an item; `end` is None unless it is the answer's last."""
+        """Yield the events for the end of an item; `end` is None if another item follows."""
 
     @abstractmethod
     def ended(self, end: Finished) -> Iterator[dict[str, Any]]:
@@ -325,7 +325,7 @@ class EventWriter(Writer):
 
 
 class EventStream(EventSourceResponse):
-    """A response that streams what `writer` makes of `events`, with pings while there are none.
+    """A response that streams what `writer` makes of `events`, and pings every `PING_SECONDS`.
 
     `held`, the exit stack of the request's resources, is closed when the response ends.
     """
@@ -341,7 +341,7 @@ class EventStream(EventSourceResponse):
         self._held = held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Nothing was begun where the client was gone before.
+        # If the client has left already, the stream never begins, and so closes nothing itself.
         async with self._held:
             await super().__call__(scope, receive, send)
 

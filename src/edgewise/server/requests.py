@@ -101,7 +101,7 @@ class JsonRoute(APIRoute):
 class Strict(BaseModel, extra="allow", strict=True):
     """Base class of request objects: refuses unknown fields, and values of a wrong type.
 
-    Unknown fields named in `ignores`, or null, are accepted; `ignored_names` reports the former.
+    An unknown field is accepted if it is null or named in `ignores` (see `ignored_names`).
     """
 
     ignores: ClassVar[frozenset[str]] = frozenset()
@@ -115,7 +115,7 @@ class Strict(BaseModel, extra="allow", strict=True):
         return self
 
     def ignores_field(self, name: str) -> bool:
-        """Whether an unknown field of this name is ignored."""
+        """Return whether an unknown field of this name is ignored."""
         return name in self.ignores
 
     def ignored_names(self) -> list[str]:
@@ -135,7 +135,7 @@ class IgnoredObject(Strict, extra="ignore"):
 
 
 class Returned(Strict):
-    """A part of an earlier answer, sent back by the client: unknown fields are ignored."""
+    """A part of an earlier answer, sent back: unknown fields but `edgewise` are ignored."""
 
     def ignores_field(self, name: str) -> bool:
         # A mark that is not honoured here, since messages alone have it, must not be lost.
@@ -249,7 +249,7 @@ class ChatTurn(NamedTuple):
 
 
 def texts_in(content: str | Sequence[Strict | str] | None) -> list[str]:
-    """Return the texts in a message's content. Other parts, "" and None have none."""
+    """Return the texts in a message's content; none for "" or None. Other parts are skipped."""
     parts = [content] if isinstance(content, str) and content else content or ()
     return [
         one if isinstance(one, str) else one.text
@@ -318,16 +318,16 @@ def max_entries(most: int) -> BeforeValidator:
 
 
 class RoleTurn(Strict):
-    """A message, with a role; in an assistant's, an earlier answer, unknown fields are ignored."""
+    """A message with a role. In an assistant's message most unknown fields are ignored."""
 
     role: Any
-    # Neither the message nor what follows it is ever sent to the cloud.
+    # If set, only trusted clouds may see the message and what follows it.
     edgewise: Annotated[
         dict[Literal["cloud"], Literal["none"]] | None, Field(min_length=1), max_entries(1)
     ] = None
 
     def ignores_field(self, name: str) -> bool:
-        # These two say something.
+        # These two are content, which must not get lost.
         returned = self.role == "assistant" and name not in ("audio", "function_call")
         return returned or super().ignores_field(name)
 
@@ -467,7 +467,7 @@ class ConversationRequest(ModelRequest):
 class AnswerRequest(ModelRequest):
     """The fields that every request for an answer has.
 
-    For a field that is None the server's own setting holds.
+    Where `max_tokens`, `seed` or a sampling field is None, the server's own setting is used.
     """
 
     stream: bool | None = None

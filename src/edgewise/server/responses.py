@@ -77,7 +77,7 @@ InputItem = Annotated[
 
 
 class ResponsesTool(FunctionDefinition):
-    """A function that the answer may call; as a choice, the one that it has to call."""
+    """A function that the answer may call; as `tool_choice`, the one that it has to call."""
 
     type: Literal["function"]
 
@@ -154,7 +154,7 @@ router = APIRouter(route_class=JsonRoute)
 
 @router.post("/v1/responses")
 async def responses(body: ResponsesRequest, request: Request) -> Response:
-    """An answer to a conversation, whole or as server-sent events. Nothing is stored."""
+    """Return an answer to a conversation, whole or as server-sent events. Nothing is stored."""
     return await answered(body, request, ResponsesWriter, joins=True)
 
 

@@ -41,7 +41,7 @@ class _Message(msgspec.Struct):
 
 
 class AnthropicServer(TextServer):
-    """The messages API. It cannot continue an answer that was begun, and takes no seed."""
+    """The messages API for a cloud model: it cannot continue a begun answer, and takes no seed."""
 
     name, reads, filters = "Anthropic messages", True, frozenset[str]()
 

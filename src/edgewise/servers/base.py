@@ -18,7 +18,7 @@ from edgewise.errors import CloudError, CloudProtocolError, UsageError
 _T = TypeVar("_T")
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
-"""A number of tokens in a provider's reply; more than any context holds is refused."""
+"""A number of tokens in a provider's reply; more than 16,777,216 make the reply invalid."""
 
 _Size = Annotated[int, msgspec.Meta(ge=1, le=MOST_IDS)]
 _Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
@@ -95,7 +95,7 @@ def optional(data: bytes | None, kind: type[_T]) -> _T | None:
 
 
 class Described(msgspec.Struct, frozen=True):
-    """An engine's report on its model: name, and vocabulary size in ids; None where not told."""
+    """An engine's report on its model: name, and vocabulary size in ids; None if not reported."""
 
     model: str | None = None
     size: int | None = None
@@ -206,7 +206,7 @@ class IdServer(ABC):
         raise NotImplementedError
 
     def tokenize(self, text: str, model: str | None) -> Request:
-        """Return the request for the ids of `text` without a BOS, as vLLM and SGLang take it."""
+        """Return the request for the ids of `text` without a BOS, in vLLM's and SGLang's form."""
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         return Request("/tokenize", body)
 
@@ -308,12 +308,12 @@ class TextServer(ABC):
         raise NotImplementedError
 
     def control(self, text: str) -> str | None:
-        """Return the first part of `text` that the server reads as a control token; None: none."""
+        """Return the first part of `text` that the server reads as a control token, if any."""
         return None
 
 
 class NextToken(NamedTuple):
-    """A token that an edge model's server wrote, and the likeliest tokens at its place (`top`).
+    """A token that an edge model's server wrote, and the likeliest tokens at its position (`top`).
 
     A token is its id, or its bytes if the server reports no ids. `top` holds (token, logprob) in
     any order; the logprob is None where the probability is 0, since JSON has no infinity.
@@ -324,7 +324,7 @@ class NextToken(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A part of a streamed answer: the tokens (`rows`) and the `text` of all of them together.
+    """A part of a streamed answer: its tokens (`rows`) and their joint `text`, if it is sent.
 
     `ended`: the model ended its answer here. `over`: the stream sends nothing more. `so_far`: how
     many tokens the server has written in all, if it reports that; None otherwise. If these are more

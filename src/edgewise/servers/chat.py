@@ -52,7 +52,7 @@ class ChatServer(OpenAiReplies):
         return (self.quiet,), ({self.seed: asked.drawn["seed"]},) if self.seed else ()
 
     def _drawn(self, asked: WantedText) -> dict[str, Any]:
-        """Return the other sampling fields in the API's names, those without effect left out."""
+        """Return the sampling fields but the seed; unless `always`, only those with an effect."""
         without = {"seed", *(_ALL - self.filters)}
         fields = {name: value for name, value in asked.drawn.items() if name not in without}
         if self.always:
@@ -61,7 +61,7 @@ class ChatServer(OpenAiReplies):
 
 
 def temperature_of(drawn: Mapping[str, Any]) -> Fields:
-    """Return `temperature` and, if below 1, `top_p` of `drawn`: some models take only one."""
+    """Return `temperature` and, if below 1, `top_p` of `drawn`: some models take one at most."""
     filters = {} if drawn["top_p"] == 1 else {"top_p": drawn["top_p"]}
     return {"temperature": drawn["temperature"], **filters}
 

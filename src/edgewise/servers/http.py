@@ -66,7 +66,7 @@ def client_options(key: str | None, timeout: httpx2.Timeout | None = None) -> di
 def hung_up(error: BaseException) -> bool:
     """Return whether an open connection was closed before any reply, or broke at any time."""
     if isinstance(error, _PROTOCOL):
-        # Other errors of this class are a reply, if none that can be read.
+        # Other errors of this class mean that a reply came, though an unreadable one.
         return "disconnected" in str(error)
     return isinstance(error, _BROKEN) and not isinstance(error, _CONNECTING)
 
@@ -89,7 +89,7 @@ def why(error: BaseException) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it comes from."""
+    """Yield an error and its causes, up to 8 levels deep."""
     for _ in range(8):
         if error is None:
             return

@@ -157,9 +157,9 @@ class LlamaCppServer(IdServer, EdgeServer):
         return verification_of(block, self.completed(data), written=len(block))
 
     def is_inside(self, data: bytes, token: int) -> bool:
-        """Return whether the server wrote `token` alone and reports nothing of it.
+        """Return whether the server wrote `token` alone and reports no logprobs of it.
 
-        It does so until the character is whole. Raises `Fault`.
+        So it does with a token that ends inside a character. Raises `Fault`.
         """
         reply = decoded(data, _Reply)
         return reply.tokens == [token] and not reply.completion_probabilities
@@ -177,7 +177,7 @@ class LlamaCppServer(IdServer, EdgeServer):
     def scored_inside(self, data: bytes, token: int) -> Completion:
         """Return a `Completion` with the verdict on the `token` that `score_inside` sent.
 
-        A token outside the 100 likeliest gets the logprob of the 100th. Raises `Fault`.
+        A token outside the 100 likeliest gets the logprob of the 100th, as a bound. Raises `Fault`.
         """
         told, rows = self.completed(data), decoded(data, _Reply).completion_probabilities
         own = tuple(logprob_of(token, _pairs(row), self.top) for row in rows)
@@ -221,7 +221,7 @@ class LlamaCppServer(IdServer, EdgeServer):
         return ServedModel(
             props.model_path.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf"),
             props.model_path,
-            # One place is for the token that the server writes.
+            # One position is for the token that the server writes.
             fitting(context, held - 1),
             props.total_slots,
             meta and meta.n_vocab,

@@ -55,7 +55,7 @@ class _Tags(msgspec.Struct):
 
 
 class _Shown(msgspec.Struct):
-    """What a Modelfile adds to the weights; of `parameters`, Ollama still applies `num_ctx`."""
+    """What a Modelfile adds to the weights; Ollama still applies `num_ctx` and `num_thread`."""
 
     template: str = ""
     system: str = ""
@@ -90,7 +90,7 @@ class _Generated(msgspec.Struct):
 
 
 class OllamaServer(EdgeServer):
-    """Ollama as the server of an edge model, whose GGUF (with its tokenizer) is on this disk."""
+    """Ollama as the server of an edge model, by raw text prompts. It keeps models as GGUF."""
 
     program, top, most, takes_text, joins = "Ollama", 20, 20, True, True
     asks = (Request("/api/tags"),)
@@ -112,7 +112,7 @@ class OllamaServer(EdgeServer):
                 setting="edge_model",
             )
         own = known[name].details.context_length
-        # Without one, Ollama's own holds, which other programs use too: none loads it anew.
+        # Without one, Ollama's own applies, so that no other program makes it load the model anew.
         context = context and fitting(context, own and own - 1)
         return ServedModel(name, f"ollama:{name}", context or 0)
 
@@ -124,7 +124,7 @@ class OllamaServer(EdgeServer):
         listed = {tag.name: tag.context_length for tag in (running.models if running else ())}
         own = msgspec.structs.asdict(shown).items() if shown else ()
         added = ", ".join(name.upper() for name, value in own if value)
-        # One place is for the token that the server writes.
+        # One position is for the token that the server writes.
         held, wanted = listed.get(model.name), model.context or None
         return fitting(wanted, held - 1) if held else wanted or CONTEXT - 1, added
 

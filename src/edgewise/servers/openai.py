@@ -145,7 +145,7 @@ class LmStudioServer(EdgeServer):
             return None
         name = chosen(url, model, [entry.id for entry in listed.data])
         entry = next(entry for entry in listed.data if entry.id == name)
-        # One place is for the token that the server writes.
+        # One position is for the token that the server writes.
         held = entry.max_model_len and entry.max_model_len - 1
         return ServedModel(name, f"{self.place}{entry.root or name}", fitting(context, held))
 
@@ -217,7 +217,7 @@ class VllmServer(IdServer, LmStudioServer):
         """Return a request with one prompt for each of the last `asked.n` ids: the ids before it.
 
         vLLM writes one token after each; the scored id's logprob is there if it is in the top 20.
-        Each prompt has one id more than the one before, so the prefix cache holds its full blocks.
+        Each prompt has one id more than the one before, and is billed as a prompt of its own.
         """
         ids = asked.ids
         prompts = [ids[:end] for end in range(len(ids) - asked.n, len(ids))]
@@ -227,7 +227,7 @@ class VllmServer(IdServer, LmStudioServer):
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
         """Return the verdicts on the ids in `block`, as `IdServer.scored` describes.
 
-        An id outside the 20 likeliest gets the logprob of the 20th.
+        An id outside the 20 likeliest gets the logprob of the 20th, as a bound. Raises `Fault`.
         """
         reply = decoded(data, _Reply)
         choices = sorted(reply.choices or [], key=lambda choice: choice.index)

@@ -148,9 +148,9 @@ def verification_of(ids: Sequence[int], told: Completion, *, written: int) -> Co
 
 
 def logprob_of(token: int, top: Sequence[tuple[int, float | None]], most: int) -> float | None:
-    """Return the id's logprob, or the last candidate's for an id that is not among them.
+    """Return the logprob of `token` in `top`, else that of the least likely candidate as a bound.
 
-    None if there are fewer than `most` candidates with a logprob: their last is no bound.
+    For a token outside `top` it is None if fewer than `most` have a logprob: that is no bound.
     """
     known = {one: value for one, value in top if value is not None}
     return known.get(token, min(known.values()) if len(known) >= most else None)

@@ -33,7 +33,7 @@ class _Generated(msgspec.Struct):
 
 
 class SglangServer(IdServer):
-    """SGLang as a cloud model's server. It reuses cached prefixes of any length, not in blocks."""
+    """SGLang as a cloud model's server. By default it reuses cached prefixes of any length."""
 
     name, owner, verifies, reads_once, salts, adapts = "SGLang", "sglang", True, True, True, False
 

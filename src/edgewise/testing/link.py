@@ -1,6 +1,6 @@
 """A network emulator: a TCP proxy on 127.0.0.1 that delays, slows, stalls or cuts connections.
 
-A new connection costs one round trip before its first byte, as TCP's handshake does.
+A client's first byte on a new connection takes one round trip longer, for TCP's handshake.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ Spoil = Callable[[bytes], bytes]
 """Maps bytes on their way to the client to what the client gets instead."""
 
 Direction = Literal["up", "down"]
-"""From the client to the target, or back."""
+"""Up is from the client to the target, down is back."""
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True):
     """The quality of an emulated link.
 
     `round_trip` is in seconds; `bandwidth` in bits a second (0: unlimited), for each connection and
-    direction. `loss` is the fraction of packets that are lost. As in TCP, a loss shows as a delay
-    by a retransmission timeout (here max(0.2 s, 2 round trips)), and what was sent later waits.
+    direction. `loss` is the fraction of packets lost, from 0 to 1. As in TCP, no bytes are missing:
+    those of a lost packet, and all later ones, come max(0.2 s, 2 round trips) later.
     """
 
     round_trip: float = 0.0
@@ -40,7 +40,7 @@ class Link:
     """An emulated link: forwards TCP connections from a local `port` to `target` (host, port).
 
     It runs in a thread of its own until `close`. `quality` may be changed at any time, `target` for
-    new connections. `connections` counts those made so far, `up` and `down` the bytes received
+    new connections. `connections` counts those accepted so far, `up` and `down` the bytes received
     from clients and from the target.
     """
 

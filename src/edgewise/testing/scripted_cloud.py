@@ -41,10 +41,10 @@ class ScriptedCloud(CloudModel):
         candidates: int = 0,
         verifies: bool = False,
     ) -> None:
-        """`script` gives the logits of each token, `fault` the consults that fail.
+        """`script` gives the logits of each token, `fault` the error of each consult, or None.
 
         Every reply and failure comes after `delay` seconds. With `candidates` above 0 each token
-        has its logprob and so many likeliest ids. `verifies`: the model can verify draft tokens.
+        has its logprob and so many likeliest ids, else neither. `verifies`: it can verify drafts.
         `tokenizer` is the model's own (None: that of a `ScriptedEdge`).
         """
         self.name, self.script, self.fault = "scripted", script, fault

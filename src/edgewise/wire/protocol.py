@@ -1,9 +1,9 @@
 """The session protocol between a device and a gateway, version 1: see docs/protocol.md.
 
-A gateway is a server in front of inference engines. One WebSocket is one session; each binary
-message is one frame, a msgpack array whose first element is the frame's type. Every frame with
-token ids says at which position of the session's sequence (the prefix) they start; they replace all
-ids from there on. A checksum of the whole prefix proves that both sides hold the same ids. An `Ask`
+A gateway is a server in front of inference engines. One WebSocket has one session; each binary
+message is one frame, a msgpack array whose first element is the frame's type. A device's frame with
+ids says at which position of the session's sequence (the prefix) they start; they replace all ids
+from there on. A checksum of the whole prefix shows whether both sides hold the same ids. An `Ask`
 is a consult: a request to the cloud model.
 """
 
@@ -24,8 +24,8 @@ PATH = "/v1/session"
 """The protocol's version, and the path of its WebSocket."""
 
 SUBPROTOCOL, KEY_SUBPROTOCOL = "edgewise.v1", "edgewise.key."
-"""WebSocket subprotocols that a browser page offers, since it cannot set headers. The page's key
-follows the second's dot. The gateway accepts the first."""
+"""WebSocket subprotocols that a browser page offers, since it cannot set headers. The gateway
+accepts the first. The second is a prefix, which the page's API key follows."""
 
 MAX_IDS, MAX_FRAME, MAX_SPAN, MAX_TOP = 1 << 17, 1 << 20, 4096, 20
 """Most ids of a prefix, bytes of a frame (a full prefix fits), tokens of an `Ask` (to write, or to
@@ -152,7 +152,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
 class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
     """From the gateway: it lacks ids of the prefix; the device must send all of them, from 0.
 
-    `ask` is the number of the `Ask` that needed them (None: a `Prefetch`).
+    `ask` is the number of the `Ask` that needed them; None if a `Prefetch` did.
     """
 
     ask: Count | None = None
@@ -229,7 +229,7 @@ class Ledger:
     def put(self, position: int, ids: "Sequence[int] | Ledger") -> bool:
         """Replace all ids from `position` on by `ids`, and update the checksum.
 
-        Returns True; or False, with nothing changed, if `position` lies beyond the end.
+        Returns False, with nothing changed, if `position` lies beyond the end. Raises as `Ledger`.
         """
         if position > len(self._ids):
             return False

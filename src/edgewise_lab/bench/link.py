@@ -53,7 +53,7 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Gaps(msgspec.Struct, frozen=True):
-    """Percentiles of the time between two tokens as a user sees them, seconds."""
+    """Percentiles of the time between a token and the next as a user sees them, seconds."""
 
     p50: float
     p95: float
@@ -61,7 +61,7 @@ class Gaps(msgspec.Struct, frozen=True):
 
 
 class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Results for one link and one cloud share; times in seconds.
+    """Results for one link and one target cloud share (`cloud_share`); times in seconds.
 
     `consults` and `changed` are p and d of the module's formula, both of the waiting pair. `step`
     is the time per token of the edge alone; `waiting`, `speculating` and `bound` (the formula) are
@@ -158,10 +158,10 @@ class LinkBench:
     def __init__(
         self, edge: EdgeModel, router: Router, url: str, connect: Connect, *, pace: Pace, task: Task
     ) -> None:
-        """`url` is the cloud's, `connect` opens it through a link; `pace` slows the edge down.
+        """`connect` opens the cloud at `url` through an emulated link; `pace` slows the edge down.
 
-        `url` must be plain HTTP, since the emulated link cannot present a certificate. Raises
-        `UsageError` for any other.
+        `url` must be http://host:port without a path, since the link forwards plain TCP; any other
+        raises `UsageError`. `task` has the questions.
         """
         self._edge, self._router = edge, router
         self._target = http_target(url)
@@ -174,7 +174,7 @@ class LinkBench:
             "waiting": Policy(threshold=conditions.threshold),
             "speculating": conditions.speculating,
         }
-        # A consult is delayed as much by the link as by an engine.
+        # The link also emulates the engine's time: to a consult both are a delay.
         quality = Quality(
             round_trip=conditions.round_trip + conditions.engine, loss=conditions.loss
         )
@@ -184,7 +184,7 @@ class LinkBench:
         ):
             ways = {name: self._way(policy, cloud) for name, policy in policies.items()}
             for number, question in enumerate(self._task.questions):
-                # No way always follows the same other one.
+                # Each system goes first in turn.
                 for name in np.roll(list(ways), number):
                     ways[name].ask(question, self._task.max_tokens)
                     done()
@@ -252,8 +252,8 @@ def step_of(edge: Way) -> float:
 def time_over(one: Way, other: Way, edge: Way) -> Figure:
     """Return the time per token of the system `one` divided by that of `other`.
 
-    The time to read the prompt is left out: the TTFT of `edge`, the edge alone, is subtracted from
-    the time of every answer to the same question, whose first token is not counted.
+    The time to read the prompt is left out: from each answer's time the TTFT of `edge` (the edge
+    alone) for that question is subtracted, and each answer's first token is not counted.
     """
     (above, above_tokens), (below, below_tokens) = _spent(one, edge), _spent(other, edge)
     n = len(above)
@@ -267,7 +267,7 @@ def time_over(one: Way, other: Way, edge: Way) -> Figure:
 
 
 def _spent(way: Way, edge: Way) -> tuple[Any, Any]:
-    """By answer: seconds after the prompt was read, and tokens after the first."""
+    """Return two arrays by answer: seconds beyond the edge's TTFT, and tokens after the first."""
     read = np.array([answer.timing.ttft for answer in edge.answers])
     seconds = np.array([answer.timing.total for answer in way.answers])
     tokens = np.array([len(answer.tokens) - 1 for answer in way.answers], np.float64)
@@ -275,7 +275,7 @@ def _spent(way: Way, edge: Way) -> tuple[Any, Any]:
 
 
 def _margins(one: Sequence[Answer], other: Sequence[Answer]) -> tuple[float, ...]:
-    """Logprob margins (nats) of the first answer's token where the two first differ."""
+    """Return the margin (nats) where `one` first differs from `other`, for each differing pair."""
     found: list[float] = []
     for a, b in zip(one, other, strict=True):
         pairs = zip(a.tokens, b.tokens, strict=False)

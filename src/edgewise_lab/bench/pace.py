@@ -48,7 +48,7 @@ def measured(model: EdgeModel, repeats: int = 7) -> Pace:
     """Measure a model's pace on this machine, after a prompt of 128 ids.
 
     Passes over 1, 2, 4, ... 128 ids are timed, each as the median of `repeats` passes. The model
-    needs a context of 256 ids.
+    needs a context of 256 ids, and an engine that gives hidden states (else `UsageError`).
     """
     ids = [int(i) for i in np.random.default_rng(0).integers(10, model.tokenizer.size // 2, 256)]
     medians: list[float] = []
@@ -123,7 +123,7 @@ class _PacedSession:
 
 
 EngineTime = Callable[[int, int], float]
-"""Maps tokens written and prompt tokens computed to an engine's seconds, as `EnginePace.of`."""
+"""Maps tokens written and prompt tokens computed to an engine's seconds, like `EnginePace.of`."""
 
 
 class EnginePace(NamedTuple):
@@ -173,7 +173,7 @@ class DelayedCloud(WrappedCloud):
 
 
 def _settle(made: Flying, done: Flying) -> None:
-    """Give `made` the outcome of `done`, unless nobody waits for it any more."""
+    """Give `made` the outcome of `done`, unless `made` was cancelled meanwhile."""
     if done.cancelled() or not made.set_running_or_notify_cancel():
         made.cancel()
     elif (error := done.exception()) is not None:

@@ -62,7 +62,7 @@ class Speed(msgspec.Struct, frozen=True):
 
 
 class Block(NamedTuple):
-    """Some tokens written in a row: wall-clock and CPU seconds, each per token, and their ids."""
+    """Timed tokens in a row: wall-clock and CPU seconds per token; `ids` has an untimed first."""
 
     seconds: float
     processor: float
@@ -133,7 +133,7 @@ def _round(
 
 
 def _block(ids: Generator[int], tokens: int) -> Block:
-    """Times the `tokens` after the first, which pays for the prompt."""
+    """Time the `tokens` ids after the first, whose own time includes reading the prompt."""
     with closing(ids):
         first = next(ids)
         seconds, processor = time.perf_counter(), time.process_time()
@@ -161,7 +161,7 @@ def bare(decoder: Decoder, prompt: Sequence[int], tokens: int) -> Generator[int]
 
 
 def _cached(slots: Slots, prompt: Sequence[int], tokens: int) -> Generator[int]:
-    """Reads a prompt like a session: all but its last id without outputs."""
+    """Yield ids as `bare`, run on a KV cache of `slots`; the prompt's last id runs alone."""
     last = len(prompt) - 1
     slots.reserve()
     cache = slots.take(prompt)
@@ -205,14 +205,14 @@ def _processor(
 
 
 def _ratio(engine: Sequence[float], loop: Sequence[float], again: Sequence[float]) -> Ratio:
-    """Ratio of the engine's seconds a token to the loop's, a round each."""
+    """Return the ratio from seconds per token, an item a round; `again`: the engine once more."""
     ratios = [one / other for one, other in zip(engine, loop, strict=True)]
     null = median_interval([one / other for one, other in zip(engine, again, strict=True)])
     return Ratio(median(ratios), *median_interval(ratios), max(abs(end - 1) for end in null))
 
 
 class _Endless:
-    """An edge model, or its tokenizer, without end tokens: as the bare loop, it goes on and on."""
+    """Wraps an edge model, or its tokenizer, without end tokens, so that the loop never ends."""
 
     eos_ids = frozenset[int]()
 

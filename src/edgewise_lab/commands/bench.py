@@ -112,8 +112,8 @@ def link(
 ) -> None:
     """Time per token over an emulated link: edge alone, waiting for consults, speculating.
 
-    The bundled pair answers through a gateway that is started for it, its edge as slow as a 0.5B.
-    At the end it says which way is fastest over the longest round trip, and what routing buys.
+    By default the bundled pair answers through a gateway started for it, its edge as slow as a
+    0.5B. Last comes advice for the longest round trip: edge alone, cloud alone or the pair.
     """
     shares = shares_of(cloud_share, chosen)
     trips = [0.0, 50.0, 100.0, 200.0] if round_trip is None else round_trip
@@ -152,7 +152,7 @@ def _measured(
     with open_pair(without_cloud(chosen)) as pair, served(chosen) as url:
 
         def connected(at: str) -> CloudModel:
-            # The emulated link is here; where it leads was looked at.
+            # The link's own address is local; `served` has checked the host that it leads to.
             return connected_cloud(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
 
         def fresh(lacking: Sequence[float]) -> Mapping[float, Calibrated]:

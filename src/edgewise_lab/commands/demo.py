@@ -23,7 +23,7 @@ from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
 SHOWN = ("facts-1309", "each-1366", "steps-1272")
-"""Held-out questions that the edge model alone gets wrong and the pair right."""
+"""Ids of held-out questions that the edge model alone gets wrong and the pair right."""
 
 
 # The bundled pair answers, greedily and without a connection.
@@ -45,7 +45,7 @@ def demo(
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Show three answers that the cloud saves, then compare edge, pair and cloud."""
+    """Show three answers that the cloud puts right, then compare edge, pair and cloud."""
     held_out = pocketqa()
     if not 1 <= questions <= len(held_out.questions):
         most = len(held_out.questions)

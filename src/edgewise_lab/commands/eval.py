@@ -102,7 +102,7 @@ def evaluate(
 
 
 def require_checks(task: Task) -> None:
-    """Raise `UsageError`, before any work is done, if code can grade no reply to the task."""
+    """Raise `UsageError` if a person must grade the replies to all questions of the task."""
     if task.to_read == len(task.questions):
         raise UsageError(
             f"All replies to {task.name!r} are to be read by a person",
@@ -120,10 +120,10 @@ def _compared(
     workers: int,
     named: Sequence[str],
 ) -> tuple[list[Contender], list[Row]]:
-    """Return the routers and all systems' figures; no figures without edge and cloud alone.
+    """Return the routers and all systems' figures; no figures without edge alone and cloud alone.
 
-    A cloud that reads passages allows few systems. The others are left out, but raise `UsageError`
-    if they or routers are among `named`, what the user chose.
+    `named` are the routers and systems that the user chose by name. With a cloud that reads
+    passages only `OF_READERS` run: others raise `UsageError` if in `named`, else are left out.
     """
     with pair.open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
@@ -161,10 +161,10 @@ def tell(
     csv: Path | None,
     main: Cell | None = None,
 ) -> None:
-    """Print the figures in `table`, as tables or as JSON, and also write them to the file `csv`.
+    """Print the figures in `table`, as tables or JSON; also write them to the file `csv`, if any.
 
-    Warnings, such as of a missed cloud share or about the routers `contenders`, follow the tables
-    or are in the JSON. `main` is the system that differences in `table` are to, if it has any.
+    `warnings` about `task`, the routers `contenders` and `table` follow the tables or are in the
+    JSON. If `table` has differences of accuracy, they are to the system `main`.
     """
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"
@@ -227,10 +227,10 @@ def served(
     edge: EdgeModel,
     shares: Sequence[float],
 ) -> dict[float, Policy]:
-    """Return, by cloud share in `shares`, the policy that `edgewise serve` would have with it.
+    """Return a policy (rules for asking the cloud) for each cloud share in `shares`, by share.
 
-    A policy is the rules for asking the cloud; its initial thresholds are found for `router` (with
-    its model card, if any) and `edge`. Other settings are as `chosen`, but a failing cloud raises.
+    It is that of `edgewise serve` with the settings `chosen`, this share and this router (with its
+    model card, if any), but without a fixed threshold, and a cloud that fails raises an error.
     """
     as_set = [
         replace(chosen, cloud_share=one, threshold=None, on_cloud_error="raise") for one in shares
@@ -242,7 +242,7 @@ def served(
 
 
 def _require_unseen(folder: Path | None, task: Task) -> None:
-    """Raise `UsageError` if the router was trained on questions of the task."""
+    """Raise `UsageError` if the router in `folder` was trained on questions of the task."""
     trained = trained_digests(folder) if folder else frozenset[str]()
     seen = [question.id for question in task.questions if digest(question.text) in trained]
     if seen:

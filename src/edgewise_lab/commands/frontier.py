@@ -48,7 +48,7 @@ EMULATED_TRIP = 50.0
 COMMIT_POINT, LARGER_EDGE = "commit point", "larger edge"
 
 
-# Nothing is drawn; consults are for a token; a cloud that fails ends it, and so nothing is pushed.
+# Answers are greedy; a consult asks for one token; a cloud that fails ends the run.
 @takes(
     *(*ONE_VOCABULARY, "speculate", "ctx", "threads"),
     reads=["cloud_key", "edge_key", "router", "cloud_share", "gpu_layers"],
@@ -116,7 +116,7 @@ class _Wish(NamedTuple):
 
     @property
     def slowed(self) -> bool:
-        """Whether the cloud is slowed down to a large model: only our own is."""
+        """Whether the cloud is slowed to a large model's speed: only the bundled one is."""
         return self.address == "bundled" and self.pace != "none"
 
 
@@ -204,7 +204,7 @@ def _opened(wish: _Wish, trip: float | None) -> Generator[_Opened]:
 
 @contextmanager
 def _reached(wish: _Wish, trip: float | None) -> Generator[str]:
-    """Yield the cloud's address: a URL, where need be of a gateway started here, or a file."""
+    """Yield the cloud's URL (a gateway is started for the bundled one) or its local address."""
     if (address := wish.address) == "none":
         raise UsageError("A frontier needs a cloud", hint="name one", setting="cloud")
     if address != "bundled" and not address.startswith("http"):
@@ -282,7 +282,7 @@ def _manifest(
 ) -> dict[str, object]:
     described = manifest(*wish.tasks, opened.edge, opened.cloud)
     if opened.link is not None:
-        # Its port is another each time.
+        # The link's port differs from run to run.
         engine = opened.cloud.id_engine
         described["cloud"] = f"{wish.address} {engine.described.model if engine else ''}"
     larger = None if opened.larger is None else opened.larger[0].fingerprint()

@@ -31,7 +31,7 @@ _LOADED = (*EDGE, "threads")
 
 @app.command()
 def show(router: Folder, json: options.Json = False) -> None:
-    """What a checkpoint says of itself."""
+    """Print a checkpoint's card: kind, inputs, edge model, training and thresholds."""
     card = read_card(_folder(router))
     if json:
         print(msgspec.json.encode(card).decode())

@@ -59,9 +59,9 @@ def rules(
     json: options.Json = False,
     csv: shared.Csv = None,
 ) -> None:
-    """Routers and ways to verify, compared at equal cloud shares: all answers step together.
+    """Routers and rules of verification, compared at equal cloud shares.
 
-    Edge and cloud are folders that transformers loads, or GGUFs like Qwen2 or Llama.
+    Edge and cloud are models that transformers loads, or GGUFs of the architecture qwen2 or llama.
     """
     shares = shares_of(cloud_share, chosen)
     wanted = _named(only)
@@ -126,7 +126,7 @@ def _named(names: str | None) -> list[Rule]:
 def _opened(chosen: Settings, device: str) -> tuple[RowModel, RowModel, Tokenizer]:
     """Open both models for PyTorch; return edge, cloud and their common tokenizer.
 
-    Raises `VocabularyMismatch` if they have different vocabularies.
+    Raises `VocabularyMismatch` for two vocabularies, `UsageError` without a cloud.
     """
     addresses = chosen.edge, opening.cloud_address(chosen)
     if addresses[1] == "none":

@@ -150,7 +150,7 @@ def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
 
 
 def require_writing(cloud: CloudModel, what: str) -> None:
-    """Raise `UsageError`, that `what` needs tokens, for a cloud model that reads passages."""
+    """Raise `UsageError` if the cloud only reads passages; `what` (words) needs it to write."""
     if cloud.reads_passages:
         raise UsageError(
             f"{cloud.name!r} reads passages and writes no tokens, as {what} needs",
@@ -162,7 +162,7 @@ def require_writing(cloud: CloudModel, what: str) -> None:
 def figures_tables(title: str, table: Sequence[Row], main: str | None = None) -> None:
     """Print tables of every system's accuracy, by lenient and strict grading, and of its costs.
 
-    `main` names the system that differences of accuracy in `table` are to, if it has any.
+    If `table` has differences of accuracy, they are to the system named `main`.
     """
     captions = {0: _left_to_read(table[0].overall), -1: _COSTS}
     shown = tables_of(title, table, main)
@@ -209,7 +209,7 @@ def _accuracies(title: str, table: Sequence[Figures], main: str | None) -> Figur
         "first\ntoken, s": lambda one: _timed(one, "{0.ttft:.2f}"),
         "longest\ngap, s": lambda one: _timed(one, "{0.gap:.2f}"),
     }
-    # A prompt that asks for no format gets answers in none.
+    # If no prompt asks for a format, nothing is strictly right.
     if not any(one.strict_accuracy for one in table):
         del columns["strictly\nright"]
     if not any(one.cut for one in table):
@@ -239,7 +239,7 @@ def _in_points(value: float | None, interval: Interval | None) -> str:
     if value is None or interval is None:
         return ""
     low, high = interval
-    # A difference of nothing has no sign.
+    # Adding 0.0 turns -0.0 into 0.0.
     return f"{100 * value + 0.0:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"
 
 

@@ -35,7 +35,7 @@ INPUTS = tuple(SIGNALS)
 DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.default)
 
 
-# What one input or one label alone takes.
+# An option of one input alone.
 TopK = Annotated[int | None, typer.Option(help="Log-probs in the input top_logprobs; default: 10.")]
 
 
@@ -186,7 +186,7 @@ class ShownStages(Progress):
 
 
 def _label_for(task: Task) -> str:
-    """Return the label that measured best (docs/results.md) for this kind of answers."""
+    """Return the name of the label that measured best (docs/results.md) for tasks like this."""
     if task.known:
         return "value"
     concluded = all(one.check in ("choice", "number") for one in task.questions)

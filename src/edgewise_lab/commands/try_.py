@@ -47,16 +47,16 @@ MAX_TOKENS = 512
 SYSTEMS = {"edge": "Edge alone", "pair": "Pair", "cloud": "Cloud alone"}
 
 _SHOWN = 300
-"""How many characters of a prompt the terminal shows at most."""
+"""Most characters of a prompt that the terminal shows."""
 
 _LIMITS, _DRAWS = ("max_cost", "max_cost_day"), ("temperature", *options.DRAWS)
 
 
 class SideAnswer(Outcome, frozen=True, kw_only=True):
-    """The graded answer to one prompt of a system: edge alone, pair or cloud alone.
+    """A system's graded answer to a prompt; the system is edge alone, the pair or cloud alone.
 
-    `tokens` is empty for the cloud alone, which does not report them one by one. `paid` is what the
-    cloud's work for this answer costs, in `Tried.currency`; None if no price is set.
+    `tokens` is empty for the cloud alone, whose answer is not streamed. `paid` is what the cloud's
+    work for this answer costs, in `Tried.currency`; None if no price is set.
     """
 
     tokens: tuple[Token, ...] = ()
@@ -64,7 +64,7 @@ class SideAnswer(Outcome, frozen=True, kw_only=True):
 
 
 class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and the answers to it, by system: "edge", "pair", "cloud".
+    """A prompt and the answers to it, by system: "edge", "pair", "cloud" (fewer if interrupted).
 
     `checked` says whether the answers' grades mean anything: whether a right answer is known, and
     no person is needed to grade.
@@ -78,7 +78,7 @@ class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
 class Total(msgspec.Struct, frozen=True, kw_only=True):
     """A system's figures over the prompts that all systems answered.
 
-    `checked` of these prompts have a right answer; `seconds` is the mean duration of an answer.
+    Code graded `checked` of the `answers`, `right` of them as right. `seconds` is an answer's mean.
     """
 
     system: str
@@ -142,7 +142,7 @@ def try_(
         try:
             _answer(pair, task, chosen.max_tokens or MAX_TOKENS, found, shown=not json)
         finally:
-            # Of what was interrupted, too, or ended by a cloud that fails.
+            # Also after an interruption, or when a cloud fails.
             tried = Tried(
                 edge=edge.name,
                 cloud=pair.clouds[-1].name,
@@ -197,7 +197,7 @@ def _answer(
 
 
 def _warm(pair: Pair, question: Question) -> None:
-    """Write a token with each local model, so that no answer's time includes loading weights."""
+    """Write a token with the edge and a local cloud, so that no answer's time includes loading."""
     edge_alone(pair.edge, 1).ask(question)
     if pair.clouds[-1].local is not None:
         CloudAlone(pair.clouds[-1], pair.edge.tokenizer, 1).answer(question)
@@ -231,7 +231,7 @@ def _systems(
 
 
 def _paid(pair: Pair, question: Question, found: Outcome) -> float | None:
-    """Return the price of an answer of the cloud alone, added to the day's total; None: no price.
+    """Return the cost of the cloud alone's answer, and add it to the day's; None without a price.
 
     What the engine does not report is counted in the edge's tokens.
     """
@@ -388,7 +388,7 @@ def _mark(text: str, instead_of: str | None = None) -> Element:
 
 
 def _el(tag: str, *children: Element | str, **attributes: str) -> Element:
-    """Return an HTML element for `tag`, "NAME.CLASS"; strings in it are escaped as text."""
+    """Return an HTML element for `tag`, "NAME" or "NAME.CLASSES"; strings become text in it."""
     name, _, its_class = tag.partition(".")
     node = Element(name, attributes | ({"class": its_class} if its_class else {}))
     for child in children:

@@ -46,7 +46,7 @@ FEWEST = 20
 """Smallest number of prompts; fewer say next to nothing about a cloud share of 1%."""
 
 MOST_LOST = 5
-"""Number of prompts (at most a tenth) at which the cloud may fail before `tune` gives up."""
+"""Most prompts (at most a tenth) at which the cloud may fail; with --keep it may at none."""
 
 
 @takes(
@@ -175,7 +175,7 @@ def _tuned(
 def _file(
     chosen: Settings, asked: Task, edge: EdgeModel, cloud: CloudModel, identity: str
 ) -> Path | None:
-    """Return the file that keeps answers until the thresholds are set; None if there is none."""
+    """Return the file that keeps answers until the thresholds are set; None without a cache."""
     if (folder := user_path("cache", "tuning")) is None:
         return None
     # The settings say which words leave, and how the models were loaded.
@@ -210,8 +210,8 @@ def _tiers(
 ) -> dict[str, Mapping[str, float]]:
     """Set and store the thresholds of each further cloud; return them by its name and share.
 
-    The clouds before it answer the prompts, the nearest one at the router's `threshold`. At the
-    threshold for a share, that fraction of all tokens has a score as high.
+    The clouds before it answer the prompts, the nearest one at the router's `threshold`. A share's
+    threshold is the uncertainty that the cloud just before reaches at that fraction of all tokens.
     """
     found: dict[str, Mapping[str, float]] = {}
     policy = Policy(threshold=threshold, deadline=settings.deadline, on_cloud_error="raise")
@@ -236,7 +236,7 @@ def _tiers(
 
 
 def _scored(cloud: CloudModel, scores: list[float]) -> CloudModel:
-    """Return `cloud` wrapped so that it adds to `scores` how unsure it is of each token."""
+    """Return `cloud` wrapped: for each token it adds its uncertainty (0 to 1) to `scores`."""
 
     def seen(_: int, completion: Completion) -> None:
         score = unsure(completion)

@@ -76,7 +76,7 @@ class _Session(CloudSession):
         return Completion(ids=(), logprobs=(), stand=request.verify)
 
     def _rewritten(self, request: ConsultRequest, at: int, before: str) -> Completion:
-        """Return the sentence that the cloud writes at index `at`, or its end of the answer."""
+        """Return a completion: the cloud's sentence from index `at`, or its end of the answer."""
         prefix, ids, ends = [*request.ids[:at]], list[int](), [0, 0]
         code = in_code(before + self._text(request.ids[len(request.ids) - request.verify : at]))
         while len(ends) < 2 or ends[0] == len(ids):

@@ -178,7 +178,7 @@ class Answers:
 def thresholds_for(
     shares: Sequence[float], answers: Answers, rounds: int = ROUNDS
 ) -> dict[float, Calibrated]:
-    """Find a threshold for each cloud share in `shares`; return them by share.
+    """Find a threshold for each cloud share in `shares`; return a `Calibrated` for each, by share.
 
     A token of the cloud changes the scores of all tokens after it, so the share at a threshold is
     known only from answers made with it. The search keeps the nearest thresholds with too large and
@@ -218,9 +218,9 @@ def _nearest(points: Sequence[Realised], share: float) -> Realised:
 
 
 def _bracket(points: Sequence[Realised], share: float) -> tuple[Realised | None, Realised | None]:
-    """Return the highest threshold's point that realises more than `share`, and the next above it.
+    """Return the point of highest threshold whose share exceeds `share`, and the next above it.
 
-    The first is None if no point realises more, the second if the highest threshold does.
+    The first is None if no point's share does, the second if no point has a higher threshold.
     """
     high = None
     for point in sorted(points, key=lambda point: -point.threshold):

@@ -51,7 +51,7 @@ class Oracle:
         self._cloud.session.close()
 
     def answer(self, question: Question) -> Outcome:
-        """Return the edge's answer with the tokens of the cloud that it needs to be right."""
+        """Return the graded answer of `trace`: the edge's, with the cloud tokens that it needs."""
         trace = self.trace(question)
         return written(
             question,
@@ -67,7 +67,7 @@ class Oracle:
     def trace(self, question: Question) -> Walk:
         """Return the oracle's answer as token ids, with the indices of the cloud's tokens.
 
-        If the cloud alone is wrong, too, there is nothing to gain, and the edge answers alone.
+        If the cloud alone would be wrong, there is nothing to gain, and the edge answers alone.
         """
         begun = time.monotonic()
         prompt = question_ids(self._tokenizer, question)

@@ -111,7 +111,7 @@ class Contender(msgspec.Struct, frozen=True):
 
 
 def contender_named(name: str) -> Contender:
-    """Return a router without a checkpoint, such as "entropy"; others raise `UsageError`."""
+    """Return the untrained router `name` as a `Contender`. Raises `UsageError` for any other."""
     return Contender(name, router_named(name), identity=identity_named(name))
 
 
@@ -172,7 +172,7 @@ class Evaluation:
         shares: Sequence[float],
         systems: Collection[str] = SYSTEMS,
     ) -> int:
-        """Return how many answers `run` makes, with stored ones and without those to calibrate."""
+        """Return how many answers `run` takes: stored ones count, those of calibration do not."""
         parts = self._parts(contenders, shares, systems, {})
         return sum(count for count, _ in parts) * len(self.task.questions)
 
@@ -183,7 +183,7 @@ class Evaluation:
         systems: Collection[str],
         found: Mapping[Cell, list[Outcome]],
     ) -> Iterator[_Part]:
-        """Yield the parts of a run in order; the caller adds their outcomes to `found`."""
+        """Yield a run's parts in order; the caller adds each one's outcomes to `found` at once."""
         alone = [cell for cell in (EDGE, CLOUD) if cell.system in systems or self._kept(cell)]
         if not self.task.known and CLOUD not in alone:
             alone.append(CLOUD)
@@ -215,10 +215,10 @@ class Evaluation:
             yield 1, self.oracle
 
     def alone(self, cells: Collection[Cell] = (EDGE, CLOUD)) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of the edge alone and the cloud alone, or of the one in `cells`.
+        """Return the outcomes of edge alone (`EDGE`) and cloud alone (`CLOUD`), if in `cells`.
 
-        If the right answers are unknown, the cloud model's replies become the right answers of
-        `self.task`, by which all later systems are graded.
+        With `CLOUD`, the cloud model's replies replace unknown right answers in `self.task`, by
+        which all later systems are graded.
         """
         tokens = self.task.max_tokens
         found: dict[Cell, list[Outcome]] = {cell: [] for cell in (EDGE, CLOUD) if cell in cells}
@@ -373,7 +373,7 @@ def described(task: Task, calibration: Task, contexts: Sequence[int]) -> dict[st
     """Return the part of a manifest that identifies the questions of both tasks and `contexts`.
 
     Its keys are "format" (version of stored results), "task" (name) and "questions" (SHA-256), and
-    "contexts" (in tokens) unless all are `DEFAULT_CONTEXT`: older folders of that stay known.
+    "contexts" (in tokens) unless all are `DEFAULT_CONTEXT`, so that older folders still match.
     """
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
     held = {} if {*contexts} == {DEFAULT_CONTEXT} else {"contexts": contexts}

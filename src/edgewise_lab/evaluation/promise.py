@@ -4,8 +4,8 @@ An answer without a known right answer counts as right if it agrees with the clo
 is Learn then Test (Angelopoulos, Bates, Candès, Jordan and Lei 2021, arXiv 2110.01052) with a fixed
 sequence. Thresholds are chosen before any answer is seen and tested in ascending order: the lowest
 asks the cloud most. Each test is exact (Clopper-Pearson), and the first that fails ends the
-sequence, so no correction for many tests is needed: for 95 of 100 random sets of calibration
-prompts, the threshold found keeps that fraction.
+sequence, so no correction for many tests is needed: for at least 95 of 100 random sets of
+calibration prompts, a threshold that is found keeps that fraction.
 """
 
 import math
@@ -68,8 +68,8 @@ def sequence(edge: EdgeModel, router: Router) -> list[float]:
 def fewest(keep: float) -> int:
     """Return the least number of prompts that can show that enough of all answers are right.
 
-    Enough is the fraction `keep` (0 to 1). If the answers to so many prompts are all right, this is
-    shown with 95% confidence; with fewer prompts it cannot be.
+    Enough is the fraction `keep`, above 0 and below 1. If all answers to so many prompts are right,
+    this is shown with 95% confidence; with fewer prompts it cannot be.
     """
     return math.ceil(math.log(1 - CONFIDENCE) / math.log(keep))
 

@@ -271,7 +271,7 @@ def summary(
 
     The pair is the first row whose system is called `router` + `SERVED` (the router works as in
     `edgewise serve`), or else the first called `router` (with a fixed threshold). If there is
-    neither, or `router` is None, it is the first with `SERVED`, or else the third row.
+    neither, or `router` is None, it is the first with `SERVED`, else the third row, or the last.
     """
     first = {row.overall.system: row for row in reversed(table)}
     edge, cloud = first[EDGE.system], first[CLOUD.system]
@@ -310,7 +310,7 @@ def _compared(edge: Figures, pair: Figures, cloud: Figures) -> Compared:
 
 
 def as_csv(table: Sequence[Row]) -> str:
-    """Return the figures as CSV text, with a line for each system and family.
+    """Return the figures but for `timing` as CSV text, with a line for each system and family.
 
     The family `all` is all questions. Intervals have columns `_low` and `_high`; None is empty.
     """

@@ -206,8 +206,8 @@ def side_by_side(
 ) -> None:
     """Call `work` for each question, in `workers` threads; `done` is called after each.
 
-    If a call fails, no more are begun, those under way are waited for and the error is raised.
-    Ctrl-C waits for no call: to end those under way, the caller closes the models.
+    `done` runs in the caller's thread, as does `work` with one worker. If a call fails, no more are
+    begun, and the error is raised once the others end. Ctrl-C waits for none: close the models.
     """
     if workers == 1:
         for question in questions:

@@ -26,8 +26,8 @@ from edgewise_lab.evaluation.tasks.grading import first_mention, grader, is_righ
 def max_answer_tokens(prompt: int, max_tokens: int, *contexts: int) -> int:
     """Return the length in tokens of the longest answer to a prompt of `prompt` tokens.
 
-    It is at most `max_tokens`, and the answer ends where one of the `contexts` (sizes in tokens) is
-    full. The last token may lie beyond the context, since nothing is computed after it.
+    It is at most `max_tokens`, and the answer ends where one of the `contexts` (in tokens) is full;
+    the last token may lie beyond, since nothing is computed after it. Below 1 there is no room.
     """
     return min([max_tokens, *(context - prompt + 1 for context in contexts)])
 
@@ -106,7 +106,7 @@ def _verdict(question: Question, text: str) -> dict[str, Any]:
 
 @contextmanager
 def asking(question: Question) -> Generator[None]:
-    """Return a context manager that adds the question's id to a `CloudError` raised in it."""
+    """Return a context manager that puts the question's id before a `CloudError`'s message."""
     try:
         yield
     except CloudError as error:
@@ -160,7 +160,7 @@ def outcome_of(question: Question, answer: Answer) -> Outcome:
         cut=answer.finish_reason == "length",
         cloud_tokens=usage.cloud_tokens,
         wasted_tokens=usage.wasted_tokens,
-        # What comes with scores is in no completion.
+        # Tokens that come with verdicts are not in `cloud_completion_tokens`.
         written=max(usage.cloud_completion_tokens, usage.cloud_tokens + usage.wasted_tokens),
         consults=usage.cloud_calls - usage.failed_calls,
         changed=usage.correction_tokens,
@@ -221,7 +221,7 @@ class AsServed:
     """
 
     def __init__(self, decoder: Decoder, max_tokens: int, last: Outcome | None = None) -> None:
-        """Start with the budget that remained after `last`, an earlier run's last outcome."""
+        """Start with the budget that `last`, an earlier run's last outcome, left (None: a new)."""
         self._asked = Decoded(decoder, max_tokens)
         level = None if last is None else last.bucket
         self._budgets = SharedBudget() if level is None else SharedBudget(level)
@@ -298,7 +298,7 @@ class CloudAlone:
                 ids += consults[-1].ids
                 saw(text_of(self._tokenizer, consults[-1].ids))
                 if len(consults[-1].ids) < n:
-                    break  # its context is full
+                    break  # the cloud's context is full
         return written(
             question,
             text_of(self._tokenizer, ids),
@@ -317,7 +317,7 @@ _Number = TypeVar("_Number", int, float)
 
 
 def total(counts: Iterable[_Number | None]) -> _Number | None:
-    """Return the sum of the counts; None if one of them is None."""
+    """Return the sum of the counts, 0 for none at all; None if one of them is None."""
     nothing: Any = 0
     return reduce(metered, counts, nothing)
 

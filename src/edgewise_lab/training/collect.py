@@ -181,7 +181,7 @@ def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
 
 
 def _write(path: Path, shard: Columns) -> None:
-    """Writes under another name first, so that an existing file is complete."""
+    """Write under another name first, so that an existing file is complete."""
     tensors: dict[str, NDArray[np.generic]] = {
         **{name: getattr(shard, name) for name in _ALWAYS},
         **{f"input.{name}": values for name, values in shard.inputs.items()},
@@ -193,7 +193,7 @@ def _write(path: Path, shard: Columns) -> None:
 
 
 def _read(path: Path) -> Columns:
-    """Raises `UsageError` for a file that is damaged."""
+    """Return a stored table. Raises `UsageError` for a file that is damaged."""
     try:
         with safe_open(path, "numpy") as file:
             names = msgspec.json.decode(file.metadata()["questions"], type=tuple[str, ...])
@@ -211,7 +211,7 @@ def _read(path: Path) -> Columns:
 
 
 def _is_whole(found: Columns) -> bool:
-    """Whether there is a number of the right kind for each token of each text."""
+    """Whether all columns have the right type, equally many rows, and valid numbers."""
     ids = (found.sample, found.proposed, found.written)
     floats = list(found.inputs.values())
     rows = found.written.shape[:1]
@@ -226,7 +226,7 @@ def _is_whole(found: Columns) -> bool:
 
 
 def _of(columns: Columns, questions: set[str]) -> Columns:
-    """The rows of some questions' texts."""
+    """Return only the rows of these questions' texts."""
     kept = np.array([name in questions for name in columns.questions])
     if kept.all():
         return columns
@@ -240,7 +240,7 @@ def _of(columns: Columns, questions: set[str]) -> Columns:
 
 
 def _joined(shards: Sequence[Columns]) -> Columns:
-    """Concatenates the shards; raises `UsageError` if there are none."""
+    """Return the shards as one table. Raises `UsageError` if there are none."""
     if not shards:
         raise UsageError("There are no answers to learn from", hint="give questions that have some")
     starts = np.cumsum([0, *(len(shard.questions) for shard in shards[:-1])])

@@ -85,7 +85,7 @@ def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:
     """Return bool[n], true for the rows that are held out to check a fit on.
 
     A `fraction` of the texts, drawn by `seed`, is held out, each as a whole: one text's rows are
-    alike. Raises `UsageError` where no positive label is left to learn from.
+    alike. Raises `UsageError` where no text, or no positive label, is left to learn from.
     """
     texts = np.unique(data.groups)
     rng = np.random.default_rng(seed)
@@ -177,7 +177,7 @@ def fitted(kind: str, data: Data, recipe: Recipe, done: Callable[[], None]) -> F
 
 
 def _problem(found: Fitted) -> str | None:
-    """Describes why a checkpoint cannot be made; None if it can."""
+    """Return why no checkpoint can be made of a fit, to follow "gave"; None if one can."""
     for name, given in found.tensors.items():
         tensor = cast(object, given)
         if not isinstance(tensor, np.ndarray) or not np.issubdtype(tensor.dtype, np.floating):
@@ -240,7 +240,7 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
 
 
 class _Network:
-    """The perceptron over normalised inputs, the token's embedding last."""
+    """The perceptron, called with row indices; inputs are normalised, an embedding is last."""
 
     def __init__(self, torch: Any, data: Data, kept: NDArray[np.bool_], recipe: Recipe) -> None:
         self._torch = torch
@@ -271,7 +271,7 @@ class _Network:
         return x.squeeze(1)
 
     def tensors(self) -> dict[str, NDArray[np.floating[Any]]]:
-        """Tensors of the checkpoint; folds the embedding's contribution into a table."""
+        """Return the checkpoint's tensors; a table by token id holds the embedding's part."""
         found = {"mean": self._mean.astype(np.float32), "std": self._std.astype(np.float32)}
         for i, layer in enumerate(self._layers):
             for name in ("weight", "bias"):
@@ -284,7 +284,7 @@ class _Network:
 
 
 def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], Any]:
-    """Returns the loss as a function of logits and rows."""
+    """Return the loss as a function of logits and the rows' indices."""
     labels = torch.from_numpy(data.labels)
     balanced = recipe.objective == "balanced-cross-entropy"
     weight = (1 - labels).sum() / labels.sum() if balanced else None
@@ -303,7 +303,7 @@ def import_torch() -> Any:
 def embeddings_of(edge: EdgeModel) -> Floats:
     """Return a GGUF model's input embeddings, float32[vocabulary, d].
 
-    Raises `UsageError` for a model without any.
+    Raises `UsageError` for a model that is not a GGUF, or has none.
     """
     import gguf
 

@@ -72,7 +72,7 @@ Stage = Literal["collect", "label", "fit", "calibrate"]
 
 
 class Progress:
-    """Callbacks that a training reports its progress to; these do nothing."""
+    """Callbacks that a training reports its progress to. Override them; these do nothing."""
 
     def stage(self, name: str, total: int | None) -> None:
         """A stage begins; `total` calls of `done` follow. None if the total is unknown."""
@@ -163,7 +163,7 @@ class Training:
         return Spending(whole.tokens + more.tokens, whole.seconds + more.seconds)
 
     def _thresholds_cost(self) -> Spending:
-        """Estimates `calibrate`: cloud answers, and pair answers at several thresholds."""
+        """Estimate the cost of `calibrate`: cloud answers, and pair answers at some thresholds."""
         lengths = [len(one.ids) for one in read(self._data / ANSWERS, Sample)]
         question = self.calibration.questions[0]
         answer = edge_alone(self.edge, self.calibration.max_tokens).ask(question)
@@ -243,8 +243,8 @@ class Training:
         """Find a threshold for each cloud share; save the card with them, and return it.
 
         Thresholds are set on the pair's own answers to the calibration questions. A router that
-        needs no training gets its checkpoint here. Raises `UsageError` if the folder holds a
-        router of another kind, `RouterMismatch` if it holds one for another edge model.
+        needs no training gets its checkpoint here. Raises `UsageError` if the folder lacks a
+        trained router or holds another kind, `RouterMismatch` if it is for another edge model.
         """
         card, router = self._to_calibrate()
         questions, tokenizer = self.calibration.questions, self.edge.tokenizer
@@ -291,7 +291,7 @@ class Training:
         )
 
     def _to_calibrate(self) -> tuple[RouterCard, Router]:
-        """The card without thresholds, and its router."""
+        """Return the checkpoint's card (or a new one) without thresholds, and its router."""
         card = self._plain_card()
         if (self.folder / CONFIG).exists() or is_trained(self.kind):
             held = replace(read_card(self.folder), thresholds={}, realised={})
@@ -303,7 +303,7 @@ class Training:
                     hint="name its kind, or another folder",
                     setting="kind",
                 )
-            # From here on it is a router of this build.
+            # Calibrated with this build of the edge model, it belongs to this build.
             card = replace(
                 held,
                 edge_fingerprint=card.edge_fingerprint,
@@ -313,7 +313,7 @@ class Training:
         return card, router_of(card, self.folder)
 
     def _collected(self) -> tuple[list[Sample], Columns]:
-        """The label's texts and their table; what an earlier run has collected is reused."""
+        """Return the label's texts and their table; what an earlier run collected is reused."""
         if not self.task.known:
             answers = self._answers()
             texts = {one.question: text_of(self.edge.tokenizer, one.ids) for one in answers}
@@ -359,7 +359,7 @@ class Training:
         return collect_features(samples, text, self.edge, self._data, self._progress.done)
 
     def _reference(self, columns: Columns) -> Reference:
-        """Reference values of `ranks`: the edge's own writing, whatever the label reads."""
+        """Return the quantiles for `ranks`, by the edge's own answers; () without this input."""
         if "ranks" not in self.inputs:
             return ()
         if self._label.text != "own":

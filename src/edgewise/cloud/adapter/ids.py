@@ -20,10 +20,10 @@ from edgewise.prompts import Prompt, prompt_ids
 
 
 class Adapter(AdaptedCloud):
-    """A wrapper around a cloud model of another vocabulary, which is asked only between words.
+    """A wrapper around a cloud model, which is asked only between words, in its own token ids.
 
-    A request for n tokens is one for n words, so a completion may have more ids than n. `close`
-    closes the wrapped model `cloud` too.
+    It is for a model of another vocabulary, or to hide private words. It takes n tokens to mean n
+    words, so a completion may have more than n ids. `close` closes the wrapped model `cloud` too.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ def adapted(
     `own` is the cloud model's tokenizer. If it is None, the tokenizer of a model in this process is
     read from the model; any other model is assumed to have the edge model's vocabulary, which
     `check_vocabulary` verifies later. With a `context_filter`, which hides private words, an
-    adapter is always made; then `UsageError` is raised if `cloud` is an adapter already.
+    adapter is always made. Raises `UsageError` for a filter if `cloud` is an adapter already.
     """
     if own is None and cloud.local is not None:
         own = cloud.local.tokenizer

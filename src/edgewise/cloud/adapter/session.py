@@ -281,7 +281,7 @@ class WordConsult:
                     self._future.set_exception(_of_cloud(error) if known else error)
 
     def _completion(self, ended: bool) -> Completion | None:
-        """The completion, or None if another request is needed; raises a `CloudError`."""
+        """Return the completion, or None if another request is needed. Raises a `CloudError`."""
         session, chunks, data = self._session, self._chunks, self.data
         text = characters(data)
         restored = self._shown.restored(text, ended=ended)
@@ -322,7 +322,7 @@ class WordConsult:
 
 
 def _of_cloud(error: Exception) -> CloudError:
-    """Wraps any other error as a `CloudError`, the only kind a consult may fail with."""
+    """Return `error` as a `CloudError`, the only kind that a consult may fail with."""
     if isinstance(error, CloudError):
         return error
     return CloudError(f"The adapter of the cloud model failed: {error}")

@@ -1,7 +1,7 @@
 """A cloud model behind an API that takes and returns text: it continues the answer as text.
 
 A few fixed requests find out how an API continues a started answer. An API is refused if its
-model starts the answer over, but not because the model continues with unexpected words.
+model starts the answer over or drops leading blanks, but not for unexpected words.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from edgewise.prompts import Message, Prompt
 from edgewise.servers.replies import THINK, uncached
 
 PROBE_SECONDS = 60.0
-"""Seconds that finding out how an API continues a started answer may take."""
+"""Timeout in seconds of finding out how an API continues a started answer."""
 
 THOUGHT = "</think>"
 """Ends a block of reasoning in the cloud's text."""
@@ -106,7 +106,7 @@ class TextCloud(ApiCloud):
         """Find out how the API continues a started answer; `tokenizer` is the edge model's.
 
         Returns what was found, in words. Raises `VocabularyMismatch` if this object was made for
-        another edge model, and a `CloudError`: `CloudRejected` if the API starts the answer over.
+        another edge model, and a `CloudError`: `CloudRejected` if the API cannot continue.
         """
         self.require_edge(tokenizer)
         self.submit(self._probe(), PROBE_SECONDS).result()
@@ -224,7 +224,7 @@ class Probe:
         self._echoes = False
 
     async def capabilities(self) -> Capabilities:
-        """Send the requests; return the findings. Raises `CloudRejected` if the API is no use."""
+        """Send the requests; return the findings. Raises `CloudError`, also for an unfit API."""
         await self._continues()
         await self._require_blanks()
         return Capabilities(echoes=self._echoes, trims=await self._trims())
@@ -269,7 +269,7 @@ class Probe:
             return True
 
     async def _reply(self, begun: str) -> str:
-        """The new text of a reply to `begun`, without an echo."""
+        """Return what the API adds to the started answer `begun`, without an echo."""
         reply = await self._asked(begun)
         return unechoed(begun, reply, self._engine.url) if self._echoes else reply
 

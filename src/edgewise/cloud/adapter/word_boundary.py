@@ -18,10 +18,10 @@ from edgewise.errors import NothingUsable
 BLANKS = " \t"
 
 REPEATED = 24
-"""A reply that begins with this many characters of the answer's beginning is a repetition."""
+"""How many characters a reply must share with the answer's beginning to count as repeating it."""
 
 _CONTEXT = 32
-"""Ids before a place that are read to judge it."""
+"""How many ids before a position are read to judge whether a word ends there."""
 
 _UNSPACED = (
     *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),
@@ -33,7 +33,7 @@ _JOINERS = "\u200c\u200d" + "".join(map(chr, range(0x1F3FB, 0x1F400)))
 """Characters that belong to the one before, as accents do: joiners, and skin tones."""
 
 _LETTERS_OF_FLAGS = range(0x1F1E6, 0x1F200)
-"""Pictures one by one, but two of them make one."""
+"""Regional indicators: two make one picture (a flag), so one is not a word by itself."""
 
 
 class Kept(NamedTuple):
@@ -111,7 +111,7 @@ def kept(
 
 
 def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
-    """Whether a token ends just before `text[at]`, as the tokenizer encodes `text`; true for 0."""
+    """Whether `tokenizer` splits `text` at `at` (at 0: yes); False if its tokens alter `text`."""
     data, wanted = text.encode(), len(text[:at].encode())
     pieces = [tokenizer.piece(token) for token in tokenizer.encode(text)]
     whole = b"".join(pieces)
@@ -158,7 +158,7 @@ _SIGNS = tuple(
 """Tags around reasoning: Qwen, DeepSeek, GLM and SmolLM; Mistral; Seed; Command; gpt-oss."""
 
 _PROMPT = 16
-"""Ids at a prompt's end that are read: a template may begin a block there."""
+"""Ids that are searched for a tag: at a prompt's end, where a template may put it, and after."""
 
 
 class Reasoning:
@@ -225,8 +225,8 @@ class WordBoundaries:
         """`edge` and `cloud` are the two models' tokenizers.
 
         The cloud may be asked where both split the text; without `cloud`, where a word begins.
-        `reasons` is for a cloud model that is not sent finished reasoning: whether it can continue
-        inside an open block of it. None is for one that is sent everything.
+        `reasons`: whether a cloud model that is sent no finished reasoning can continue inside an
+        open block of reasoning. None is for a cloud model that is sent everything.
         """
         self._edge, self._cloud = edge, cloud
         self._reasoning, self._reasons = Reasoning(edge), reasons

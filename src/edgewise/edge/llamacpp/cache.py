@@ -136,7 +136,7 @@ class _View:
 
 
 class LlamaSequence(SequenceCache):
-    """The cache of one llama.cpp sequence. `run` returns views, valid until the next decode."""
+    """The cache of one llama.cpp sequence. `run` returns views, valid until the context decodes."""
 
     spacing = 4
 
@@ -162,8 +162,8 @@ class LlamaSequence(SequenceCache):
     ) -> list[Sequence[KvRow]]:
         """Run several sequences of one context in a single pass; return the rows of each.
 
-        A run is (sequence, ids, outputs), as for `run`; those in the order of their sequences are
-        fastest. If the pass fails, no sequence keeps its new ids.
+        A run is (sequence, ids, outputs), as for `run`. Runs that are sorted by sequence number are
+        fastest. If the pass fails, the error is raised, and no sequence keeps its new ids.
         """
         for sequence, _, _ in runs:
             sequence.space()

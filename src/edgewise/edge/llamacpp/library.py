@@ -1,8 +1,8 @@
 """The C API of the llama.cpp library that is installed, loaded at the first use of a function.
 
-Of the installed packages the first of these is used: llama-cpp-python, which was compiled for this
-processor or its GPU; edgewise-llama, which `deploy/llama_wheel.py` builds for this processor or for
-several kinds; xllamacpp, which is prebuilt for common processors.
+The first of these packages that is installed is used: llama-cpp-python, usually compiled here for
+the processor or GPU; edgewise-llama, which `deploy/llama_wheel.py` builds for one processor or for
+several kinds; xllamacpp (not on Windows), which is prebuilt for common processors.
 
 The last two are used without their Python code, so the functions are declared here, as in
 `include/llama.h` of the releases in `VERSIONS`. With a struct that does not match, ctypes would
@@ -79,7 +79,7 @@ def package() -> str:
 
 
 def build() -> str:
-    """Return "NAME VERSION" of the package whose llama.cpp is used. Raises `UsageError`."""
+    """Return "NAME VERSION" of the package whose llama.cpp is used. Raises as `package`."""
     name = package()
     return f"{name} {_version(name)}"
 
@@ -91,7 +91,7 @@ def how_to_compile() -> str:
 
 
 def processor() -> frozenset[str]:
-    """Return the processor's instruction sets by Linux's names ("avx2"); empty elsewhere."""
+    """Return the processor's instruction sets, such as "avx2"; empty on systems but Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

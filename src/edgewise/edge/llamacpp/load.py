@@ -3,8 +3,8 @@
 For some damaged or malicious files llama.cpp ends the whole process, which cannot be caught. So a
 new file, with all its parts, is first loaded by a child process, which also computes a token unless
 the file is large. If the child dies, or llama.cpp refuses the file there, it is not loaded here. A
-file that passed is remembered, and not tried again until it changes. The bundled files are
-Edgewise's own and are not tried.
+file that passed is remembered, and not tried again until it or llama.cpp changes. The bundled files
+are Edgewise's own and are not tried.
 """
 
 import ctypes
@@ -75,7 +75,7 @@ def load_weights(
 ) -> Any:
     """Load the model in the GGUF at `path`; return llama.cpp's handle, which the caller frees.
 
-    `gpu_layers` are how many layers go to a GPU, "auto" all if there is one. `vocabulary_only`
+    `gpu_layers` is how many layers go to a GPU; "auto": all if there is a GPU. `vocabulary_only`
     loads the tokenizer without the weights. Raises `ModelError` for a file that cannot be loaded,
     `UsageError` for GPU layers without a GPU build.
     """
@@ -144,7 +144,7 @@ def new_context(
             setting="ctx",
         )
     if not llama_cpp.llama_get_memory(made):
-        # It would be run without a word: each id alone, as no text is kept.
+        # llama.cpp would run such a model without an error: each id alone, as it has no KV cache.
         llama_cpp.llama_free(made)
         raise _no_decoder(path)
     return LlamaContext(made, model, sequences=sequences, threads=found)
@@ -251,7 +251,7 @@ def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
     """Load a file in a child process, unless it is bundled or passed before.
 
     With `vocabulary_only`, only the tokenizer is loaded. Raises `ModelError` if the child dies,
-    takes too long, or says that llama.cpp refuses the file. If none can start, it logs a warning.
+    takes too long, or says that llama.cpp refuses the file. If no child can start, logs a warning.
     """
     if path.resolve().parent == bundled("edge").resolve().parent:
         return
@@ -265,14 +265,14 @@ def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
             return
     tried = _loads_in_child(path, vocabulary_only)
     if tried and record and _identity(path, vocabulary_only) == before:
-        # Where that cannot be kept, the next start tries again.
+        # Where the record cannot be written, the next start tries again.
         with suppress(OSError):
             record.parent.mkdir(parents=True, exist_ok=True)
             record.write_text(str(path), encoding="utf-8", errors="replace")
 
 
 def _identity(path: Path, vocabulary_only: bool) -> str:
-    """Return a hash that changes with the file, its parts and the library. Raises `ModelError`."""
+    """Return a hash of the file's parts and the library's version. `ModelError` if one is gone."""
     held = [build(), *(["vocabulary"] if vocabulary_only else [])]
     for part in (path.with_name(name) for name in parts_of(path.name)):
         try:

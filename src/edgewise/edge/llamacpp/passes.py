@@ -80,9 +80,9 @@ class SharedSlots(Slots):
     def share(self) -> list[_Queued]:
         """Remove the runs of the next pass from the queue `line`; return them by sequence number.
 
-        It has all runs that wait for steps (as many as fit), or a single run over a piece of a
-        prompt; if both wait, they take turns. They are not mixed, since a piece needs no logits,
-        and llama.cpp computes those of all ids in a pass that returns any hidden state.
+        A pass has all runs that wait for steps (as many as fit), or a single run over a prompt's
+        ids; if both wait, they take turns. They are not mixed: a prompt's ids need no logits, and
+        llama.cpp computes the logits of all ids in a pass that returns any hidden state.
         """
         prompts, others = list[_Queued](), list[_Queued]()
         for one in self.line:
@@ -103,7 +103,7 @@ class SharedSlots(Slots):
         return sorted(taken, key=lambda one: self.order[one.run.cache])
 
     def compute(self, taken: Sequence[_Queued]) -> None:
-        """Run one pass over `taken`, and give the threads that wait their steps or an error."""
+        """Run one pass over `taken`; wake the threads that wait, with their steps or an error."""
         begun = time.monotonic()
         with self.lock:
             self._pass([one for one in taken if self._started(one)])

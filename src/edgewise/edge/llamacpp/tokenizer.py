@@ -40,7 +40,7 @@ class LlamaTokenizer:
 
     @contextmanager
     def _vocabulary(self) -> Generator[Any]:
-        """Keep the model from being freed meanwhile. Raises `UsageError` if it was freed before."""
+        """Yield the vocabulary, not freed meanwhile. Raises `UsageError` if it is freed already."""
         with self._lock:
             if self._closed:
                 raise UsageError("The model is closed", hint="load it again")
@@ -65,8 +65,8 @@ class LlamaTokenizer:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of `text`; with `special`, special tokens written in it become their ids.
 
-        User-defined tokens, such as `<think>`, become their ids in any text: to llama.cpp they are
-        words.
+        User-defined tokens, such as `<think>`, become their ids in any text: llama.cpp does not
+        treat them as special.
         """
         data = text.encode("utf-8", "surrogatepass")
         room = len(data) + 8

@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 class ServedToken(NamedTuple):
     """A token that a server wrote, and the likeliest ids at its position with their logprobs.
 
-    If the server told no candidates, `top` is the token alone, with logprob 0. A logprob is None
-    where the server says that the probability is 0.
+    If the server reported no candidates, `top` holds the token alone, with logprob 0. A logprob is
+    None where the server says that the probability is 0.
     """
 
     token: int
@@ -83,7 +83,7 @@ class Dialect:
     def vocabulary_matches(self) -> bool:
         """Return whether server and `tokenizer` have the same number of ids, and tokenize alike.
 
-        The strings `PROBES` are compared. A server that does not tell its number may have any.
+        Both tokenize the strings `PROBES`. The number of ids is compared if the server reports it.
         """
         same = self.described.size in (None, self.tokenizer.size)
         return same and all(map(self.reads_alike, PROBES))
@@ -101,8 +101,8 @@ class Dialect:
     def prompt(self, ids: Sequence[int]) -> list[int] | str:
         """Return what is sent for the server to continue `ids`: the ids, or their text.
 
-        Raises `EdgeError` if a text cannot stand for `ids`, as they end inside a character, or the
-        server would read other control tokens in it.
+        Raises `EdgeError` where the text cannot be sent: `ids` end inside a UTF-8 character, or the
+        server would read other control tokens in the text.
         """
         return self._text(ids) if self.kind.takes_text else list(ids)
 
@@ -111,10 +111,10 @@ class Dialect:
     ) -> Generator[ServedToken]:
         """Stream the tokens that the model writes greedily after `ids`, at most `tokens` of them.
 
-        `top` is the number of candidates (likeliest ids) for each. The stream ends early at a token
-        without candidates from the server. Closing the generator cancels the request. `seed` is a
-        random number of the session. It is sent along and changes no token; in the list of slots
-        of some servers it tells which slot is the session's (see `overrun`).
+        `top` is the number of candidates (likeliest ids) for each. The stream ends early at a
+        token that comes without candidates, or whose text is no id's. Closing the generator
+        cancels the request. `seed` is a random number of the session, which changes no token: in
+        the list of slots of some servers it shows which slot is the session's (see `overrun`).
         """
         if self.kind.chunk is not None:
             yield from self._in_chunks(ids, tokens, top, self.kind.chunk)
@@ -157,7 +157,7 @@ class Dialect:
     def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken | None:
         """Request one token after `ids`, where `stream` ended for lack of candidates; return it.
 
-        None if the server has no such request: call `stream` again. `top`, `seed`: as in `stream`.
+        None if the server has no such request; then call `stream` again. `top`, `seed`: as there.
         """
         wanted = self._whole_of(list(ids), 1, top, seed)
         if (asked := self.kind.single(wanted, self.end.token)) is None:
@@ -187,7 +187,7 @@ class Dialect:
         return written
 
     def computed(self, ids: Sequence[int]) -> int | None:
-        """Send a prompt; return how many ids the server had to compute; None if it does not say."""
+        """Send a prompt; return how many ids the server computed, None if it does not report it."""
         return self._metered(self.prompt(ids))[1]
 
     @cached_property
@@ -227,9 +227,9 @@ class Dialect:
         return [None] if ids is None else [ServedToken(token, [(token, 0.0)]) for token in ids]
 
     def _whole(self, ids: Sequence[int], most: int, top: int) -> list[ServedToken]:
-        """Return at most `most` tokens after `ids`, from a whole reply, that end with a character.
+        """Return up to `most` tokens after `ids` from a whole reply, up to the end of a character.
 
-        If the reply's text differs from its tokens', return those of the first character alone.
+        If the reply's text is not that of its tokens, return those of the first character alone.
         """
         # One more than is used: mlx_lm.server 0.32 ends for good if it is to continue exactly
         # what its cache holds.
@@ -249,7 +249,7 @@ class Dialect:
         return tokens[: (max if texts[-1] == said else min)(whole, default=0)]
 
     def _text(self, ids: Sequence[int]) -> str:
-        """Return the text that the server reads as `ids`, or as nearly so as a text can be.
+        """Return a text that the server reads as `ids`, or as ids with the same control tokens.
 
         By itself the server puts a BOS before a text (and a blank, with a SentencePiece
         vocabulary), and turns the texts of control tokens into control tokens. Raises `EdgeError`
@@ -276,7 +276,7 @@ class Dialect:
         return text
 
     def _parts(self, ids: Sequence[int]) -> list[bytes | int]:
-        """Return control tokens, and the stripped text between them: servers drop blanks there."""
+        """Return control tokens, and the text between them, stripped: servers drop blanks there."""
         parts: list[bytes | int] = []
         for control, group in groupby(ids, self.tokenizer.special.__contains__):
             run = list(group)
@@ -292,7 +292,7 @@ class Dialect:
 
     @cached_property
     def _by_bytes(self) -> Mapping[bytes, int]:
-        """The id of each text; of several ids with one text, the one that tokenizing gives."""
+        """The id of each token's bytes; of several such ids, the one that tokenizing gives."""
         tokenizer = self.tokenizer
         known = {text.encode(): token for token, text in tokenizer.special.items() if text}
         for token in range(tokenizer.size):
@@ -322,7 +322,7 @@ def _by_id(row: NextToken) -> ServedToken:
 
 @cache
 def _warn(program: str, url: str, name: str, own: str) -> None:
-    """Log once per model that some settings of the server's own are not used."""
+    """Log once per model that settings which the server keeps with it (`own`) are not used."""
     if own:
         _log.warning(
             "the %s that %s has for %r are not used, but for num_ctx and num_thread: the chat "

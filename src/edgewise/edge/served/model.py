@@ -39,7 +39,7 @@ def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
 
 
 class ServedEdge(EdgeModel):
-    """An edge model that a server runs. After a rollback a session starts a new token stream."""
+    """An edge model that a server runs; each session reads a stream of the server's tokens."""
 
     def __init__(self, dialect: Dialect, options: EdgeOptions) -> None:
         described = dialect.described
@@ -102,8 +102,8 @@ class ServedEdge(EdgeModel):
 
         A stream is closed after one token, then its prompt is sent with another last id. Returns
         the length of the prompt, how many of its ids the server computed again, and how many tokens
-        it had written to the stream unread (None if it does not say). Returns None if it does not
-        count computed ids.
+        of the closed stream were written but not read (None if unknown). Returns None if the server
+        does not report how many ids it computed.
         """
         dialect, seed = self._dialect, secrets.randbits(31)
         ids = self.tokenizer.encode_prompt(" ".join(PROBES))[: self.context - 1]
@@ -129,7 +129,7 @@ class ServedEdge(EdgeModel):
 
 
 def _tokenizer(dialect: Dialect, named: str | None, here: Path | None) -> Tokenizer:
-    """Open the tokenizer that is `named`, else that of the model's file or folder `here`."""
+    """Open the tokenizer at the address `named`, else that at the path `here`, or raise."""
     place = named or (here and str(here))
     if place is None:
         raise ModelError(

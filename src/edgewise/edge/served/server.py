@@ -15,10 +15,10 @@ from edgewise.servers.base import Fault, Request
 from edgewise.servers.http import ERRORS, MAX_REPLY, client_options, why
 
 PATIENCE = 120.0
-"""Most seconds until a reply is whole, or between two tokens; it includes a prompt's prefill."""
+"""Most seconds until a whole reply, or the next token, has come; prefill time is included."""
 
 RECHECK = 5.0
-"""Seconds until a server that ends each connection is compared again: mlx-lm scans a disk."""
+"""Least seconds between checks of a server that ends every connection: mlx-lm scans a disk then."""
 
 _CONNECTING = 5.0
 _MAX_LINE = 1 << 20
@@ -38,9 +38,9 @@ class Server:
     ) -> None:
         self.url, self._record, self._key = url, sent, key
         self.connection: Any = None
-        """That of the last `found`, in httpcore's form: no stream uses it, and closes it."""
+        """Connection (httpcore's) of the last `found`; after a GET, no stream uses or closes it."""
         self.closes = False
-        """Whether the server ended `connection` with its reply, as some end each."""
+        """Whether the server ends `connection` after its reply, as some servers always do."""
         try:
             self._http = {method: self._opened_client() for method in ("GET", "POST")}
         except (httpx2.InvalidURL, UnicodeError) as error:
@@ -70,7 +70,7 @@ class Server:
             return self._whole(response) if response.status_code == 200 else None
 
     def send(self, request: Request) -> bytes:
-        """Send a request, return the whole reply. Raises `EdgeError`, also for a status but 200."""
+        """Send a request, return the reply's body. Raises `EdgeError` unless its status is 200."""
         with self._opened(request) as response:
             return self._whole(response)
 
@@ -132,7 +132,7 @@ class Server:
             response.close()
 
     def _started(self, request: httpx2.Request) -> httpx2.Response:
-        """Return the response once its headers came. Raises `EdgeError` if they take too long."""
+        """Return the response when its headers have come. Raises `EdgeError` after `PATIENCE` s."""
         since, http = time.monotonic(), self._http[request.method]
 
         def give_up() -> None:
@@ -152,7 +152,7 @@ class Server:
             late.cancel()
 
     def _require_own(self, response: httpx2.Response) -> None:
-        """Raise `EdgeError` for a refused key or a redirect: neither tells the server's kind."""
+        """Raise `EdgeError` for a refused key or a redirect: neither shows which program it is."""
         if response.status_code in (401, 403):
             raise EdgeError(
                 f"The edge server at {self.url} refused the key",

@@ -1,9 +1,9 @@
 """`ServedSession`: an answer's stream from a server, whose prefix cache makes rollbacks cheap.
 
 The server is asked to go on from all ids, and streams its own greedy tokens with candidates for
-each. As long as the answer takes these tokens, a step is the next line of the stream. When it takes
-another (the cloud's, or a drawn one), the stream is closed, and a new one starts from the new
-prefix, of which the server computes only what is new.
+each. As long as the answer takes these tokens, a step is the next line of the stream. When the
+answer takes another (the cloud's, or a drawn one), the stream is closed, and a new one starts after
+that token: the server computes only the ids that its prefix cache lacks.
 """
 
 import math
@@ -28,12 +28,12 @@ _LEAST, _SURE = -1e30, 1e-3
 
 
 class TopStep(Step):
-    """A `Step` from the k likeliest ids and logprobs; others share the remaining probability."""
+    """A `Step` from the k likeliest ids and logprobs; the others are assumed to share the rest."""
 
     def __init__(
         self, ids: Ids, logprobs: Floats, written: Written | None, size: int, *, position: int
     ) -> None:
-        """Take the k likeliest `ids` and their `logprobs`, best first, of `size` ids.
+        """Take `ids`, the k likeliest of `size` ids, best first, and their `logprobs`.
 
         `written` is None unless the session needs text.
         """
@@ -50,7 +50,7 @@ class TopStep(Step):
     def logits(self) -> Floats:
         """Logprobs of the k likeliest ids, and -1e4 for all others: float32[size].
 
-        So another id is drawn only if a response format forbids all k.
+        So an id outside the k is drawn only if a response format forbids all k.
         """
         logits = np.full(self.size, -1e4, np.float32)
         logits[self._ids] = self._logprobs
@@ -76,7 +76,7 @@ class TopStep(Step):
     def top(self, k: int) -> tuple[Ids, Floats]:
         """Return the k likeliest ids and their logprobs, best first.
 
-        If the server told fewer, other ids follow, all with the same estimated logprob.
+        If the server reported fewer, other ids follow, all with the same estimated logprob.
         """
         missing = min(k, self.size) - len(self._ids)
         if missing <= 0:
@@ -98,7 +98,7 @@ class TopStep(Step):
 
 
 class ServedSession(EdgeSession):
-    """An `EdgeSession` of a `ServedEdge`. `open`, `step` and `steps` may raise `EdgeError`."""
+    """An `EdgeSession` of a `ServedEdge`. `step` and `steps` may raise `EdgeError`."""
 
     def __init__(
         self,
@@ -112,9 +112,9 @@ class ServedSession(EdgeSession):
     ) -> None:
         """Start without ids; `needs` and `top` are described at `EdgeModel.session`.
 
-        `release()` frees the session's slot. `check()` is called before the first request, to raise
-        an error if the server runs another model by now. Raises `UsageError` if the server gives no
-        hidden states that are needed, or fewer than `top` candidates of a token.
+        `release()` frees the session's slot. `check()` is called before the first request, and when
+        the server's connection has ended since: it raises if the server now runs another model.
+        Raises `UsageError` if `needs` has hidden states or `top` is more than the server reports.
         """
         super().__init__(model, needs)
         kind = dialect.kind
@@ -128,7 +128,7 @@ class ServedSession(EdgeSession):
         self._dialect, self._tokenizer, self._release = dialect, dialect.tokenizer, release
         self._check_server = check
         self._trusted_until = 0.0
-        """Until then (`time.monotonic`) the end of `_connection` tells of no other server."""
+        """Time (`time.monotonic`) until which an ended `_connection` leads to no check."""
         self._text, self._top = Needs.TEXT in needs, max(kind.top, top)
         self._prompt = 0
         self._served: list[int] = []
@@ -137,7 +137,7 @@ class ServedSession(EdgeSession):
         """Steps by position; each predicts what follows so many ids of `_served`."""
         self._stream: Generator[ServedToken] | None = None
         self._until = 0
-        """Position at which the stream ends, if it tells of every token."""
+        """Position at which the stream ends, if it reports every token."""
         self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
@@ -162,7 +162,7 @@ class ServedSession(EdgeSession):
                 self._start(end)
             if self._read() or end >= self._until:
                 continue
-            # The server says nothing of some tokens; one request for this position does.
+            # The stream leaves some tokens out; a request for this position alone reports one.
             self._served = self._ids[:end]
             token = self._dialect.single(self._served, self._top, self._seed)
             if token is not None:
@@ -185,7 +185,7 @@ class ServedSession(EdgeSession):
             self._release()
 
     def _known(self, end: int) -> TopStep | None:
-        """Return the step after `end` ids, if it came already; ends a stream that differs."""
+        """Return the step after `end` ids, None if it did not come; end a stream of other ids."""
         shared = min(len(self._served), end)
         if self._served[:shared] != self._ids[:shared]:
             self._stop(common_prefix(self._served, self._ids))

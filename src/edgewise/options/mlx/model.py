@@ -49,7 +49,7 @@ _ASIDE = "hf_quant_config.json"  # other tools' description of quantisation, whi
 
 
 def modules() -> list[Any]:
-    """Import and return mlx.core and mlx_lm. Raises `UsageError` if they do not run here."""
+    """Import and return mlx.core and mlx_lm. Raises `UsageError` if missing or unsupported here."""
     here = platform.system(), platform.machine()
     if here not in _BUILDS:
         raise UsageError(
@@ -68,7 +68,8 @@ def modules() -> list[Any]:
 def load_folder(mx: Any, folder: Path, device: Any) -> Any:
     """Return the model in `folder`, loaded on MLX's `device`; `mx` is the module mlx.core.
 
-    Raises `ModelError` if the folder is damaged, or lacks weights.
+    Raises `ModelError` for a damaged file, no safetensors, or far fewer weights than the config
+    describes; what mlx-lm raises, such as `ValueError` for one missing weight, passes through.
     """
     files = weight_files(folder)
     count_weights(files)
@@ -180,7 +181,7 @@ def _arrays(mx: Any, model: Any) -> list[Any]:
 
 
 def _check_size(folder: Path, model: Any, arrays: list[Any], held: int) -> None:
-    """Raises `ModelError` if the config describes more weights than the files hold, in bytes."""
+    """Raise `ModelError` if the model is far larger than its files, which have `held` bytes."""
     flat = import_module("mlx.utils").tree_flatten(model.parameters())
     weights = sum(weight.nbytes for _, weight in flat)
     tables = sum(array.nbytes for array in arrays) - weights
@@ -268,7 +269,7 @@ def _is_cut(kinds: Any, part: Any, context: int) -> bool:
 
 
 def _watch(module: Any, see: Any) -> None:
-    """Call `see` with the input of a module that is the head: the state after the final norm."""
+    """Call `see` with what `module` gets as the model's head: the state after the final norm."""
     kind: Any = type(module)
     tied = hasattr(kind, "as_linear")
 
@@ -301,7 +302,7 @@ class MlxModel(FolderModel):
         self.mx = modules()[0]
 
     def _load(self, options: EdgeOptions) -> None:
-        """A model is on one device as a whole: MLX's own choice, or with 0 GPU layers the CPU."""
+        """Load all layers on one device: MLX's own choice, or with 0 GPU layers the CPU."""
         if options.threads is not None:
             raise UsageError(
                 "threads do not apply to the edge engine mlx",

@@ -79,8 +79,8 @@ class _Config(msgspec.Struct, frozen=True):
 def read_onnx_folder(folder: Path) -> tuple[OnnxDescription, dict[str, Any]]:
     """Return the description of the model in `folder`, and all of `genai_config.json` as a dict.
 
-    Raises `ModelError` if the config names files outside the folder or options that could run
-    code, or if the model is not a decoder-only language model.
+    Raises `ModelError` if this file is missing, names files elsewhere, or has options that could
+    run code or write files; also if the model is not a decoder-only language model.
     """
     path = folder / CONFIG
     raw = read_json(path, dict[str, Any])
@@ -107,7 +107,7 @@ def read_onnx_folder(folder: Path) -> tuple[OnnxDescription, dict[str, Any]]:
 
 @contextmanager
 def _checked_alone(folder: Path, config: dict[str, Any]) -> Generator[str]:
-    """Yield a private folder: the checked `config`, and links to all but `folder`'s JSON."""
+    """Yield a temporary folder with the checked `config`, and links to all but `folder`'s JSON."""
     written = json.dumps(config, ensure_ascii=False, allow_nan=False)
     if "\\" in written:  # escapes, which not every parser reads alike
         raise damaged(folder / CONFIG, "has names with signs that no name has")
@@ -222,7 +222,7 @@ class OnnxModel(FolderModel):
         self._library = import_genai()
 
     def _load(self, options: EdgeOptions) -> None:
-        """With "auto" GPU layers the model runs where its config says, with 0 on the CPU."""
+        """Load the model on the device that its config names, or with 0 GPU layers on the CPU."""
         self.threads = options.threads or max(1, default_threads() - 1)
         described, config = read_onnx_folder(self.path)
         self.context = self._context_for(described.context_length)

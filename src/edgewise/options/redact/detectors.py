@@ -186,7 +186,7 @@ class Phone:
         return any(self._is_divided(written, region) for region in REGIONS)
 
     def _is_divided(self, written: str, region: str) -> bool:
-        """Return whether a number is valid and grouped as is usual there, unlike an amount."""
+        """Return whether a number is valid in `region`, and grouped as usual there."""
         if sum(map(str.isdigit, written)) < _FEWEST or not _BREAKS.search(written):
             return False
         strict = self._phones.Leniency.STRICT_GROUPING
@@ -288,7 +288,10 @@ def _kind(char: str) -> int:
 
 
 class Words:
-    """Finds the words that the user listed: only whole words, in any capitals and spacing."""
+    """Finds words that the user listed, in any case and spacing, but not inside longer words.
+
+    In scripts that put no spaces between words they are found anywhere.
+    """
 
     labels = ("WORD",)
 
@@ -323,7 +326,7 @@ class Words:
 
 
 def _folded(text: str) -> str:
-    """Return `text` without regard to capitals; each of its letters is one letter or more."""
+    """Return `text` in lower case for comparisons; a letter may become more than one."""
     return text.translate(_DOTTED_I).casefold()
 
 

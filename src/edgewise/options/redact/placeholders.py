@@ -53,7 +53,7 @@ _ADDRESS = re.compile(
     r"(?i)(?:\\?/){2}|www\.|(?<![^\W_])(?:(?:https?|ftp|wss?|javascript):|file:\\|"
     r"mailto:(?:(?!mailto:)[^\s?&])*+[?&])"
 )
-"""Addresses in any text. Without slashes only of what is fetched or run: other `a:b` is text."""
+"""URLs in any text. Without slashes only some schemes count, as in http:x: other `a:b` is text."""
 
 _TAG = re.compile(
     r"(?i)<[a-z][\w.:-]*+[\s/](?:[^>\"']|\"[^\"]*+\"|'[^']*+')*+(?:[\"'][^\"']*\Z)?(>?)"
@@ -224,7 +224,7 @@ def _told(text: str, words: Iterable[str]) -> Iterator[str]:
 def _open(
     text: str, begins: re.Pattern[str], is_over: Callable[[re.Match[str]], bool]
 ) -> Iterator[str]:
-    """Yield the text behind the last beginning that is not over, if there is one."""
+    """Yield the text behind the last match of `begins` for which `is_over` is False, if any."""
     for one in reversed(list(begins.finditer(text))):
         if not is_over(one):
             yield text[one.end() :]
@@ -232,7 +232,7 @@ def _open(
 
 
 def _has_address(run: str, words: Iterable[str]) -> bool:
-    """Return whether `run` has an address; what only looks so inside of a word is none."""
+    """Return whether `run` has a URL; what only looks like one inside private `words` is none."""
     for word in words if _ADDRESS.search(run) else ():
         found = _ADDRESS.search(word) if word in run else None
         if found and found.start():
@@ -252,9 +252,9 @@ def _is_over(sign: re.Match[str]) -> bool:
 
 
 def _leaves(one: re.Match[str], signs: re.Pattern[str]) -> bool:
-    """Return whether blanks of `signs`, or more closed than opened, end what `one` begins.
+    """Return whether what the match `one` begins has ended: at a blank, or a bracket too many.
 
-    False where it is nested deeply.
+    `signs` matches the blanks and brackets that count. False if over 32 brackets are open.
     """
     depth = 0
     for sign in signs.finditer(one.string, one.end()):
@@ -265,7 +265,7 @@ def _leaves(one: re.Match[str], signs: re.Pattern[str]) -> bool:
 
 
 def _is_closed(opens: re.Match[str]) -> bool:
-    """Return whether an element has ended, or is none that an agent may read as a call."""
+    """Return whether an XML element has ended, or has a name that no agent reads as a call."""
     name = opens[1]
     return name.isupper() or name.lower() in _OF_TEXT or _follows(opens, f"</{name}>")
 

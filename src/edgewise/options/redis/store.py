@@ -61,10 +61,7 @@ class RedisLimits(LimitStore):
         self._add = self._redis.register_script(_ADD_IN_REDIS)
 
     async def open(self) -> None:
-        """Test the connection.
-
-        Raises `UsageError` if Redis refuses the password, `LimitsDown` for any other failure.
-        """
+        """Connect once. Raises `LimitsDown` for a failure, `UsageError` for a refused password."""
         from redis.exceptions import AuthenticationError, AuthorizationError
 
         try:

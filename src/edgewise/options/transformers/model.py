@@ -37,9 +37,9 @@ def load_folder(
 ) -> tuple[Any, Any]:
     """Load the model in `folder`: return its `PreTrainedModel` and the config of its text part.
 
-    `torch` and `transformers` are the modules. `gpu_layers` 0 is for the CPU, "auto" for a GPU, if
-    there is one; a positive number raises `UsageError`. Raises `ModelError` if the folder lacks
-    weights, has only pickled or quantised ones, or has an index that names files elsewhere.
+    `torch` and `transformers` are the modules. `gpu_layers` 0 is for the CPU, "auto" or -1 for a
+    GPU, if there is one; a positive number raises `UsageError`. Raises `ModelError` if the folder
+    lacks weights, has only pickled or quantised ones, or an index that names files elsewhere.
     """
     files = weight_files(folder)
     _check_config(folder, {path.name for path in files})
@@ -89,7 +89,7 @@ def _check_config(folder: Path, weights: set[str]) -> None:
 
 
 def _check_shape(torch: Any, transformers: Any, config: Any, folder: Path, held: int) -> str:
-    """Build the model without memory and compare its size; return its kind of attention."""
+    """Return the attention to use. Raises `ModelError` if the files have too few weights."""
     attention = "sdpa"
     with torch.device("meta"):
         make = transformers.AutoModelForCausalLM.from_config
@@ -218,7 +218,7 @@ class TransformersModel(FolderModel):
         )
 
     def _load(self, options: EdgeOptions) -> None:
-        """On one device: a GPU if there is one, else, or with 0 GPU layers, the CPU in float32."""
+        """Load all layers on a GPU; without one, or with 0 GPU layers, on the CPU in float32."""
         self.torch.set_num_threads(options.threads or max(1, default_threads() - 1))
         model, config = load_folder(self.torch, self._library, self.path, options.gpu_layers)
         self.network, self._config = model, config

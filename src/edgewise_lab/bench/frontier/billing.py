@@ -16,12 +16,12 @@ from edgewise_lab.wrapped_cloud import Flying, WrappedCloud, WrappedSession
 
 
 class CloudRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the cloud for an answer, even if its reply was not used.
+    """One request to the cloud for an answer. Requests whose reply was not used count, too.
 
-    Of the `prompt` tokens sent, the first `seen` were in an earlier request of the same answer or
-    in its reply, so a provider may have them in its cache. `written` counts the reply's tokens, or
-    without a reply those asked for. Of the prompt tokens the engine found `cached` in its cache and
-    computed `computed`; `engine_seconds` is the time that it took. None: not known.
+    Of its `prompt` tokens, the first `seen` were in an earlier request of the same answer or
+    in a reply to one, so a provider may have cached them. `written` counts the reply's tokens;
+    without a reply, the tokens asked for. By the engine's report `cached` prompt tokens came from
+    its cache, `computed` were prefilled; `engine_seconds` is its time. None: not known.
     """
 
     prompt: int
@@ -87,32 +87,32 @@ class RecordedCloud(WrappedCloud):
     Use it for one answer at a time, and call `take` after each answer to get its requests.
     """
 
-    # The engine would read prompts that no request here shows.
+    # With prefetches the engine would read prompts that no request here shows.
     prefetches = False
 
     def __init__(self, cloud: CloudModel, seconds: EngineTime | None = None) -> None:
-        """`seconds` computes an engine's time in place of what it reports, if it is slowed down."""
+        """`seconds` computes `engine_seconds`, for a slowed cloud; None: as the engine reports."""
         super().__init__(cloud, lambda ids, n, send: send())
         self._seconds = seconds
         self._asks: list[_Ask] = []
 
     def open(self, prompt: Prompt) -> "_RecordedSession":
-        """Open a session whose consults (requests to the model) are recorded for `take`."""
+        """Open a session of `cloud` whose consults (requests to it) are recorded for `take`."""
         return _RecordedSession(self.cloud.open(prompt), self._asks)
 
     def take(self) -> tuple[CloudRequest, ...]:
         """Return the requests since the last call, oldest first, and forget them.
 
-        A request that the engine refused is left out, since it costs nothing. If one was cancelled
-        or failed otherwise, all tokens that it asked for count as written, and its `cached` and
-        `computed` are None.
+        A request that the engine refused is left out, since it costs nothing. One that was
+        cancelled, failed otherwise or is not done yet counts as if all tokens that it asked for
+        were written; its `cached` and `computed` are None.
         """
         asks, self._asks[:] = list(self._asks), []
         return tuple(ask.request(self._seconds) for ask in asks if not ask.declined)
 
 
 class _Ask:
-    """A consult for `n` tokens after `ids`, of which the cloud was sent `seen` before."""
+    """A consult for `n` tokens after `ids`, the first `seen` of which the cloud had before."""
 
     def __init__(
         self, ids: Sequence[int], n: int, earlier: Sequence["_Ask"], future: Flying
@@ -122,7 +122,7 @@ class _Ask:
 
     @property
     def held(self) -> list[int]:
-        """Ids that the cloud holds by now: the prompt, and the reply once it came."""
+        """The ids that the cloud has by now: those sent and, once it came, those of its reply."""
         completion = self._completion
         return self._ids if completion is None else [*self._ids, *completion.ids]
 
@@ -133,7 +133,7 @@ class _Ask:
 
     @property
     def _completion(self) -> Completion | None:
-        # Read here and not in a callback, which may run after who waited goes on.
+        # Read here, not in a callback: whoever waits for the future may go on before it runs.
         return None if not self._over or self.future.exception() else self.future.result()
 
     @property

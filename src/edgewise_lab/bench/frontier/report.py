@@ -18,16 +18,16 @@ Way = Literal["routed", "cascade"]
 """How whole questions go to the cloud.
 
 `routed`: a score of the prompt decides before anything is written. `cascade`: the edge answers, and
-the score of that answer decides whether the cloud answers as well.
+the score of that answer decides whether the cloud's answer replaces it.
 """
 
 
 class MeasuredAnswers(NamedTuple):
-    """A system's answers to all questions (`quality`), and timed answers to some of them (`timed`).
+    """A system's answers to all questions (`quality`); timed answers to the first few (`timed`).
 
-    Accuracy is computed from `quality`, times and bills from `timed`. `clock` is "measured", or
-    "composed" if the times are sums of other systems' measured times. `note` is a remark for the
-    report's readers.
+    Accuracy is computed from `quality`, times and bills from `timed`; both may be the same. `clock`
+    is "measured", or "composed" if the times are sums of other systems' measured times. `note` is a
+    remark for the report's readers.
     """
 
     quality: Sequence[MeasuredAnswer]
@@ -37,7 +37,7 @@ class MeasuredAnswers(NamedTuple):
 
 
 class Frontier(msgspec.Struct, frozen=True, kw_only=True):
-    """The report: the conditions of the measurement, and the figures of each system.
+    """Report of `edgewise bench frontier`: the measurement's conditions, and systems' figures.
 
     `main` is the name of the system that the others are compared with.
     """
@@ -72,10 +72,10 @@ def frontier(
 def _whole(
     edge: MeasuredAnswers, cloud: MeasuredAnswers, main: MeasuredAnswers
 ) -> dict[str, MeasuredAnswers]:
-    """Whole questions to the cloud within the main system's cloud share, chosen in two ways.
+    """Return the answers of the cascade and of the oracle, which send whole questions, by name.
 
-    A cascade sends the edge's most uncertain answers; an oracle sends those that only the cloud
-    alone gets right, the shortest answers of the cloud first.
+    Both stay within the main system's cloud share. The cascade sends the edge's most uncertain
+    answers, the oracle questions that only the cloud gets right, its shortest answers first.
     """
     own, theirs = ([one.outcome for one in system.quality] for system in (edge, cloud))
     share = cloud_share([one.outcome for one in main.quality])
@@ -160,7 +160,7 @@ def _timing(one: MeasuredAnswers, alone: Mapping[str, float | None]) -> TimedFig
 
 
 def _bills(answers: Sequence[MeasuredAnswer]) -> dict[str, float | None]:
-    """All answers' bill by each list."""
+    """Return the bill of all `answers` together, by the price list's name."""
     requests = [request for answer in answers for request in answer.requests]
     return {prices.name: bill(prices, requests) for prices in PRICE_LISTS}
 
@@ -168,7 +168,7 @@ def _bills(answers: Sequence[MeasuredAnswer]) -> dict[str, float | None]:
 def metered_seconds(answers: Sequence[MeasuredAnswer]) -> list[MeasuredAnswer]:
     """Return the answers, with `engine_seconds` filled in for requests whose engine reported none.
 
-    These, mostly cancelled ones, get the mean of all times reported in `answers`, None without any.
+    These, mostly cancelled ones, get the mean of all reported times, or keep None if there is none.
     """
     every = [request.engine_seconds for answer in answers for request in answer.requests]
     known = [seconds for seconds in every if seconds is not None]
@@ -195,7 +195,7 @@ def mean_prompt_tokens_computed(answers: Sequence[MeasuredAnswer]) -> float | No
 
 
 def _each(counts: Sequence[float | None], answers: int) -> float | None:
-    """An answer's mean; None where one count is not known."""
+    """Return the sum of `counts` divided by `answers`; None if one count is not known."""
     whole = total(counts)
     return None if whole is None else whole / answers
 

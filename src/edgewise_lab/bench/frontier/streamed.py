@@ -53,7 +53,7 @@ class _Timings(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
-    """An event: some text, and with the last ones the meter; `timings` is llama-server's."""
+    """One event: some text; `usage` comes with the last, `timings` only from llama-server."""
 
     choices: list[_Choice] = []
     usage: Meter | None = None
@@ -64,8 +64,8 @@ class _Chunk(msgspec.Struct):
 class Streamed:
     """A `System` in which the cloud's engine streams whole answers; `take` returns its requests.
 
-    llama-server, vLLM and SGLang can stream. The connection stays open between answers, as it would
-    on a device. Any failure raises a `CloudError`, and so does an engine that does not stream.
+    llama-server, vLLM and SGLang can stream. The connection stays open between answers, until
+    `close`. Any failure raises a `CloudError`, and so does an engine that does not stream.
     """
 
     def __init__(
@@ -78,9 +78,9 @@ class Streamed:
         key: str | None = None,
         seconds: EngineTime | None = None,
     ) -> None:
-        """`model` names one that the engine at `url` serves; `key` is an API key.
+        """`url` is the engine's; `model` names a model that it serves; `key` is an API key.
 
-        `seconds` computes the engine's time in place of what it reports, if it is slowed down.
+        `seconds` computes `engine_seconds`; None takes the engine's report (llama-server's only).
         """
         self._url = checked_address(url)
         self._tokenizer, self._max_tokens, self._model = tokenizer, max_tokens, model
@@ -142,7 +142,7 @@ class Streamed:
                         choice = only(chunks[-1].choices)
                         has_ended(choice.finish_reason)
                         saw(choice.text)
-            # Read to its end: the connection of one that is broken off is closed.
+            # Read to the end: a response that is left unread costs the connection.
             deque(events, maxlen=0)
         if not any(one.finish_reason for chunk in chunks for one in chunk.choices):
             raise CloudUnavailable(
@@ -152,7 +152,7 @@ class Streamed:
 
     @contextmanager
     def _response(self, body: bytes) -> Generator[httpx2.Response]:
-        """The reply's head; a reply that is not a stream is an error of one sentence."""
+        """Yield the response, its body unread. Raises a `CloudError` for any HTTP failure."""
         try:
             with closing(self._begun(body)) as response:
                 self._require_stream(response)
@@ -195,7 +195,7 @@ class Streamed:
             )
 
     def _request(self, chunks: list[_Chunk], prompt: int) -> CloudRequest:
-        """The request by the engine's own meter; raises `CloudProtocolError` for invalid counts."""
+        """Return the request with the engine's counts. Raises `CloudProtocolError` if invalid."""
         usage = next((one.usage for one in reversed(chunks) if one.usage), Meter())
         timed = next((one.timings for one in reversed(chunks) if one.timings), None)
         timings = timed or _Timings()
@@ -233,7 +233,7 @@ class Streamed:
 
 
 def _events(response: httpx2.Response, end: float, url: str) -> Iterator[bytes]:
-    """The data of server-sent events, one a line as engines send them."""
+    """Yield each event's data. Raises a `CloudError` for too much data, or past the time `end`."""
     left, size = b"", 0
     for piece in response.iter_bytes():
         size += len(piece)

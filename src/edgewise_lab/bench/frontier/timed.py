@@ -35,10 +35,10 @@ from edgewise_lab.evaluation.tasks.base import Question
 class MeasuredAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A system's answer to a question, with its times and its costs.
 
-    `outcome` is the graded answer, its duration included. `ttft` is the time until the first text
-    appears and `gap` the longest between two pieces of text, in seconds. The edge made `decodes`
-    forward passes over `positions` ids in all, prompt included. `requests` went to the cloud.
-    `sent` and `received` bytes travelled over the link (None: a cloud without a `Link`).
+    `outcome` is the graded answer, its duration included. In seconds, `ttft` is the time until the
+    first text (until the end without any), `gap` the longest time between two pieces of text. The
+    edge made `decodes` forward passes over `positions` ids, prompt included. `requests` went to the
+    cloud, `sent` and `received` bytes over the link (None: a cloud without a `Link`).
     """
 
     outcome: Outcome
@@ -123,7 +123,7 @@ class Timed:
 
 
 def _as_one(spans: Sequence[CloudRequest], written: int) -> CloudRequest:
-    """The first prompt, and all that was written; the engine's work is that of all spans."""
+    """Merge an answer's requests: the first prompt, `written` tokens, the engine's work for all."""
     return CloudRequest(
         prompt=spans[0].prompt,
         seen=0,
@@ -159,11 +159,11 @@ class PairSystems:
         seconds: EngineTime | None = None,
         slowed: bool = False,
     ) -> None:
-        """`pace` slows the edge down; `cloud` is reached over `link`, with the API key `key`.
+        """`pace` slows the edge down. `link` is the one that `cloud` was opened through, if any.
 
-        `cloud` must have been checked (`check_vocabulary`). `seconds` computes an engine's time in
-        place of what it reports. With `slowed`, completions are also delayed by that time; without,
-        the cloud itself runs at that pace. Raises `UsageError` for a cloud of another vocabulary.
+        `cloud` must have been checked (`check_vocabulary`); `key` is its API key, for streaming.
+        `seconds` computes an engine's time in place of its report. With `slowed` completions, but
+        not streamed answers, also take that time. Raises `UsageError` for another vocabulary.
         """
         if cloud.boundaries is not None:
             raise UsageError(
@@ -173,13 +173,13 @@ class PairSystems:
             )
         self._model, self._pace, self._max_tokens = edge, pace, max_tokens
         self._cloud, self._link, self._key, self._seconds = cloud, link, key, seconds
-        # What slows it down stands for the model behind it.
+        # Only completions can be delayed; a stream comes from the engine directly.
         self._asked = DelayedCloud(cloud, seconds) if slowed and seconds else cloud
         self._streams: list[Streamed] = []
 
     @property
     def streams(self) -> bool:
-        """Whether the cloud can stream its answers, as only an engine that takes token ids can."""
+        """Whether the cloud can stream: only an engine that is asked directly, by ids, can."""
         return self._cloud.id_engine is not None
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class PairSystems:
 
     def larger_edge(self, model: EdgeModel, pace: Pace) -> Timed:
         """Return another edge model alone as a system, slowed down to `pace`."""
-        edge: Any = PacedEdge(model, pace)  # it stands for the model behind it
+        edge: Any = PacedEdge(model, pace)  # used as an `EdgeModel`
         return Timed(edge_alone(edge, self._max_tokens), edge=edge)
 
     def cloud(self) -> Timed:
@@ -227,11 +227,11 @@ class PairSystems:
         return self._pair(router, threshold, speculate)
 
     def commit_point(self, speculate: int) -> Timed:
-        """Return a system for multiple choice: the cloud writes one token, which names a choice.
+        """Return a system for multiple choice, in which the cloud writes the deciding token.
 
-        It is the token with which the edge, answering alone, first names one of the question's
-        choices; if it names none, the cloud is not asked. The token's position is found before the
-        timing starts, as if the device knew it. `speculate` is as for `pair`.
+        It stands where the edge, answering alone, first names one of the question's choices (if it
+        names none, the cloud is not asked). This position is found before the timing starts, as if
+        the device knew it. `speculate` is as for `pair`.
         """
         place = AtPosition(None)
 
@@ -249,7 +249,7 @@ class PairSystems:
         max_cloud_tokens: int | None = None,
         before: Callable[[Question], None] = lambda question: None,
     ) -> Timed:
-        edge: Any = PacedEdge(self._model, self._pace)  # it stands for the model behind it
+        edge: Any = PacedEdge(self._model, self._pace)  # used as an `EdgeModel`
         cloud = self._recorded()
         decoder = paired(
             edge,

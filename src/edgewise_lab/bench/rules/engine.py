@@ -16,7 +16,7 @@ from edgewise_lab.bench.rules.models import RowModel, Tensor, padded
 from edgewise_lab.bench.rules.rule import MEMORY, WINDOW, Rule, RuleColumns, Seen, columns_of, look
 
 ROWS_ON_GPU, ROWS_ON_CPU = 512, 32
-"""Default rows of a batch: of a 0.5B and a 1.5B model, 512 rows of 700 ids take 14 GB."""
+"""Default number of rows in a batch: 512 rows of 700 ids take 14 GB with a 0.5B and a 1.5B."""
 
 COMPACTED = 0.85
 """Finished rows are removed from the batch once at most this fraction of it is unfinished."""
@@ -26,7 +26,7 @@ _EVERY = 16
 
 
 class RowAnswer(NamedTuple):
-    """An answer's ids, and for each whether the cloud wrote it and its signal (see `Rule`)."""
+    """An answer's ids; for each id, whether the cloud wrote it, and the `Rule`'s signal there."""
 
     ids: NDArray[np.int64]
     by_cloud: NDArray[np.bool_]
@@ -115,7 +115,7 @@ class _Rows:
         self._start = self._mask.sum(1)
         self._room = make(rooms, device=device)[prompt]
         shape = len(asked), max(rooms)
-        # By the prompt, so that a batch does not matter.
+        # Drawn by the prompt, so that they do not depend on the batch.
         draws = [np.random.default_rng(list(one)).random(shape[1], np.float32) for one in prompts]
         self._random = make(np.stack(draws), device=device)[prompt]
         self._ids = self._torch.zeros(shape, dtype=self._torch.long, device=device)
@@ -156,7 +156,7 @@ class _Rows:
         return True
 
     def _chosen(self, seen: Seen, wants: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The token of each row, whether it is the cloud's, and where a window takes back."""
+        """Return each row's token, whether it is the cloud's, and if its window is rolled back."""
         where, waiting = self._torch.where, self._pending >= 0
         agrees = seen.edge == seen.cloud
         self._agreed = self._agreed + (waiting & agrees)
@@ -177,7 +177,7 @@ class _Rows:
         live = ~self._done
         of, at = self._of[live], self._count[live]
         self._ids[of, at], self._by_cloud[of, at] = token[live], by_cloud[live]
-        # What was judged at a place that is taken back was told when its window opened.
+        # Where a window is rolled back, the token keeps the signal that opened the window.
         told = self._signals[of, at]
         self._signals[of, at] = self._torch.where(back[live], told, signals[live])
         self._count = self._count + live

@@ -22,9 +22,9 @@ PREFILLED = 64
 class RowModel:
     """A causal language model that decodes many rows together, a sequence of ids each.
 
-    It must consist of attention layers, so that ids of a row can be masked later; others raise
-    `UsageError`. `context` is its longest sequence in ids; `fingerprint` identifies its weights, as
-    that of an `EdgeModel` does.
+    It must consist of attention layers, so that ids of a row can be masked later; a config whose
+    `layer_types` name others raises `UsageError`. `context` is its longest sequence in ids;
+    `fingerprint` identifies its weights, as that of an `EdgeModel` does.
     """
 
     def __init__(self, network: Any, fingerprint: str = "") -> None:
@@ -93,8 +93,8 @@ def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto"
     """Open the model at an address: one that transformers loads, or a GGUF of Qwen2 or Llama.
 
     It runs in float32 on the CPU, else in bfloat16; the device `auto` is the accelerator, if torch
-    finds one. `role` is named in errors. Raises `AddressError`, `ModelError`, or `UsageError` for
-    another kind of model, or without the libraries or the device.
+    finds one. `role` says which model "bundled" is, and errors name it. Raises `AddressError`,
+    `ModelError`, or `UsageError` for another kind of model, or without libraries or device.
     """
     torch, transformers = imported("transformers", "torch", "transformers")
     device = device_of(torch, device)
@@ -152,7 +152,7 @@ _WHOLE = {
 
 
 def _of_gguf(torch: Any, transformers: Any, path: Path) -> Any:
-    """The network of a GGUF in float32. Its tokenizer was read before, so the file is sound."""
+    """Return a GGUF's network in float32. The caller has read its tokenizer, so it is readable."""
     gguf = imported("lab", "gguf")[0]
     fields = gguf.GGUFReader(path).fields
     kind = fields["general.architecture"].contents()
@@ -187,7 +187,7 @@ def _of_gguf(torch: Any, transformers: Any, path: Path) -> Any:
         weight = torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type).copy())
         own = _name(name)
         if kind == "llama" and own.endswith(("q_proj.weight", "k_proj.weight")):
-            # llama.cpp turns neighbours, transformers the two halves of a head.
+            # RoPE pairs neighbours in llama.cpp, the two halves of a head in transformers.
             count = heads if "q_proj" in own else kv_heads
             weight = weight.view(count, head // 2, 2, -1).transpose(1, 2).reshape(weight.shape)
         state[own] = weight
@@ -217,7 +217,7 @@ def _filled(torch: Any, network: Any, state: dict[str, Tensor], path: Path) -> A
         ) from error
     if tied:
         network.tie_weights()
-    # Its tables hold no weights, so that a file has none of them.
+    # The rotary tables are computed, not loaded: no file holds them.
     network.model.rotary_emb = type(network.model.rotary_emb)(config=network.config)
     return network
 

@@ -11,8 +11,8 @@ Then = Literal["token", "word", "window"]
 """What a rule does where it wants the cloud's token.
 
 `token`: the cloud writes that token. `word`: the cloud goes on to the end of the word. `window`:
-the edge's token is written, and stays if both models agree on the next `WINDOW` tokens; else it is
-taken back for the cloud's (as in FLy).
+the edge's token is written, and stays if both models agree on the next `WINDOW` tokens; else all
+are rolled back, and the cloud's token is written (like the window of FLy, arXiv 2511.22972).
 """
 
 WINDOW = 6
@@ -82,7 +82,7 @@ SIGNALS: dict[str, Callable[[Seen], Tensor]] = {
     "ratio": lambda seen: seen.best - seen.cloud_p,
     "p": lambda seen: -seen.cloud_p,
     "margin": lambda seen: seen.best.exp() - seen.cloud_p.exp(),
-    # Of one rank, the less probable comes first.
+    # Of two tokens with the same rank, the less probable has the higher signal.
     "rank": lambda seen: seen.rank - seen.cloud_p.exp(),
     "spike": lambda seen: -seen.cloud_p / seen.mean.clamp(min=_LEAST_MEAN),
     "entropy": lambda seen: seen.entropy,

@@ -26,10 +26,10 @@ from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
 
 ROUNDS = 6
-"""Maximum number of times that the calibration questions are answered to find thresholds."""
+"""Most answers to each calibration question to find a threshold, after one by the edge alone."""
 
 _LOWEST = -1e9
-"""A threshold that every signal reaches but that of a token that both models write."""
+"""A threshold that every signal reaches but -inf, where a rule verifies and the models agree."""
 
 
 class _Tried(NamedTuple):
@@ -40,7 +40,7 @@ class _Tried(NamedTuple):
     signals: NDArray[np.float32]
 
     def nearer(self, share: float) -> float:
-        """A threshold that realises about `share`, where signals stay as they were here."""
+        """Return a threshold that realises about `share` if the signals stay as they are here."""
         reach = float((self.signals >= self.threshold).mean())
         wanted = min(1.0, reach * share / self.share if self.share else share)
         return max(_LOWEST, float(np.quantile(self.signals, 1 - wanted, method="lower")))
@@ -71,10 +71,10 @@ class Sweep:
     ) -> dict[Cell, list[Outcome]]:
         """Return the outcomes of edge alone, cloud alone, and every rule at every cloud share.
 
-        The keys are `Cell`s (name, cloud share); a rule with a fixed threshold has one, without a
-        share. Thresholds are found on the questions of `calibration`. Outcomes and thresholds in
-        the store are reused, new ones stored. Unknown right answers are replaced by the cloud's.
-        Raises `ContextOverflow` for a question that leaves no room for an answer.
+        The keys are `Cell`s (name, cloud share); a rule with a fixed threshold has a single key,
+        with the share None. Thresholds are found on the questions of `calibration`. Outcomes and
+        thresholds in the store are reused, new ones stored. Unknown right answers are replaced by
+        the cloud's. Raises `ContextOverflow` for a question that leaves no room for an answer.
         """
         fixed = [rule for rule in (EDGE, CLOUD, *rules) if rule.threshold is not None]
         asked = [(rule, share) for share in shares for rule in rules if rule.threshold is None]
@@ -97,7 +97,7 @@ class Sweep:
     def _thresholds(
         self, task: Task, wishes: Sequence[tuple[Rule, float]]
     ) -> Mapping[tuple[Rule, float], float]:
-        """Thresholds of an earlier run, or found on the calibration questions and kept."""
+        """Return a threshold for each (rule, share): a stored one, or one found now and stored."""
         cells = {wish: Cell(wish[0].name, wish[1]) for wish in wishes}
         known = {wish: self._store.threshold(cell) for wish, cell in cells.items()}
         lacking = [wish for wish, threshold in known.items() if threshold is None]
@@ -110,7 +110,7 @@ class Sweep:
     def _searched(
         self, task: Task, wishes: Sequence[tuple[Rule, float]]
     ) -> Iterator[tuple[tuple[Rule, float], float]]:
-        """Signals change once the cloud has written: answers at a threshold tell the next."""
+        """Yield a threshold for each (rule, share), by trial: cloud tokens change later signals."""
         rules = list(dict.fromkeys(rule for rule, _ in wishes))
         alone = dict(zip(rules, self._tried(task, [(one, np.inf) for one in rules]), strict=True))
         last = {wish: alone[wish[0]] for wish in wishes}
@@ -125,7 +125,7 @@ class Sweep:
         yield from ((wish, at.threshold) for wish, at in best.items())
 
     def _tried(self, task: Task, tries: Sequence[tuple[Rule, float]]) -> list[_Tried]:
-        """What each rule realises at its threshold, on all questions together."""
+        """Answer all questions with each (rule, threshold); return what it realised over all."""
         asked = [(at, *one) for at in range(len(task.questions)) for one in tries]
         answers = [answer for _, some, _ in self._batches(task, asked) for answer in some]
         found: list[_Tried] = []
@@ -137,7 +137,7 @@ class Sweep:
         return found
 
     def _answer(self, task: Task, cells: Mapping[Cell, tuple[Rule, float]]) -> None:
-        """Answer what the store does not hold yet, and keep it there."""
+        """Answer each question for each of `cells` that the store lacks, and store the outcome."""
         missing = [
             (at, cell)
             for at, question in enumerate(task.questions)
@@ -164,7 +164,7 @@ class Sweep:
     def _batches(
         self, task: Task, asked: Sequence[Asked]
     ) -> Iterator[tuple[Sequence[Asked], list[RowAnswer], float]]:
-        """Answers as batches end, in the order of `asked`, and the seconds of each."""
+        """Yield, as each batch ends, its part of `asked`, the answers and the batch's seconds."""
         if not asked:
             return
         prompts = [question_ids(self._tokenizer, question) for question in task.questions]

@@ -33,7 +33,7 @@ class Question(msgspec.Struct, frozen=True):
     sentence that tells a person how to grade. If `known` is False there is no right answer, and the
     cloud model's reply takes its place (`agreeing`). `reference` is a whole right reply.
 
-    Raises `UsageError` for an answer that `check` cannot use.
+    Raises `UsageError` for an answer that `check` cannot use, and for more than 26 choices.
     """
 
     id: str
@@ -97,7 +97,7 @@ def _unusable(check: Grading, answer: str) -> str | None:
 
 
 def _require_schema(text: str) -> None:
-    """Raises `ValueError`, or `UsageError` without the library."""
+    """Raise `ValueError` if `text` is no JSON Schema, `UsageError` without the library."""
     try:
         from jsonschema import SchemaError
         from jsonschema.validators import Draft202012Validator, validator_for
@@ -146,7 +146,7 @@ class TaskSource(Protocol):
 
     name: str
     splits: tuple[Split, ...]
-    """The splits that `open` takes. Without "calibration", the end of another one serves for it."""
+    """Splits that `open` takes. Without "calibration", thresholds use the end of another split."""
 
     local: bool = False
     """Whether `open` also reads a local copy of the published file."""

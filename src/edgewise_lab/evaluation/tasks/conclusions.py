@@ -68,12 +68,12 @@ def number_in(text: str) -> Fraction | None:
     text = _readable(text)
     marks = r"\\boxed\s*\{([^}\n]*)", r"####[ \t]*(\S*\d\S*)[ \t]*(?=\n|$)"
     marked = [(f.start(), f[1]) for mark in marks for f in re.finditer(mark, text)]
-    # Marks go by as many spaces, so that places stay.
+    # Each mark becomes as many spaces, so that positions stay.
     plain = _MARKUP.sub(lambda mark: " " * len(mark[0]), text)
     cued = [(f.start(), _rest(plain, f.end())) for f in _CUE.finditer(plain)]
     cued += [(f.start(), f[1]) for f in re.finditer(r"(?i)\banswer\W{0,8}?((?=[-$\d]).*)", plain)]
     for _, said in sorted(marked + cued, reverse=True):
-        if found := _NUMBER.search(said.rpartition("=")[2]):  # of a calculation the result
+        if found := _NUMBER.search(said.rpartition("=")[2]):  # the result of a calculation
             return _value(found)
     every = list(_NUMBER.finditer(plain))
     return _value(every[-1]) if every else None
@@ -159,7 +159,7 @@ def _marked(text: str, choices: Sequence[str]) -> Iterator[_Place]:
 
 
 def _exactly(said: str, choices: Sequence[str]) -> set[str]:
-    """The choices that `said` names, if it says nothing else."""
+    """Return the choices that `said` names; none if it also says something else."""
     one = _first(said.lstrip("-•# \t"), choices)
     return one[0] if one and not one[1].strip(" .!:)") else set()
 
@@ -183,7 +183,7 @@ def _named(rest: str, choices: Sequence[str]) -> set[str]:
 def _first(rest: str, choices: Sequence[str]) -> tuple[set[str], str] | None:
     """Return the choice at the beginning of `rest`, by letter, text or both, and what follows it.
 
-    If letter and text do not agree, both choices are returned.
+    None if there is no choice. If letter and text do not agree, both choices are returned.
     """
     letters = LETTERS[: len(choices)]
     label = re.match(rf"[(\[{{'\"]?([{letters}])\b(?:[)\]}}'\"](?!\w))?", rest, re.IGNORECASE)
@@ -232,7 +232,7 @@ def _by(letter: str, choices: Sequence[str]) -> str:
 
 
 def _named_as(choice: str) -> str:
-    """A choice's text as it stands in a text without markup."""
+    """Return a choice's text without markup and a final period."""
     return _unmarked(choice).strip().rstrip(".") or choice
 
 

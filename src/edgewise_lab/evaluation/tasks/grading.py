@@ -41,9 +41,9 @@ def suited(answer: str, choices: Sequence[str] | None) -> Grading:
 def is_right(question: Question, text: str) -> bool:
     """Whether a reply is right by lenient grading, as the question's `check` says.
 
-    The last choice or number that the reply concludes with counts, in any format. False if the
-    right answer is unknown or a person must grade the reply. Raises `UsageError` if the question's
-    regular expression or schema takes too long.
+    For `choice` and `number` the reply's last conclusion counts, in any format. False if the right
+    answer is unknown or a person must grade the reply. Raises `UsageError` if the question's
+    regular expression or schema takes too long, or the process for a reply's code does not start.
     """
     if not question.known:
         return False
@@ -140,7 +140,7 @@ def named_number(question: Question, text: str) -> str | None:
     "2,000.0" becomes "2000". "2.50" becomes "5/2" if the prompt wants "Answer: X", else "2.5".
     """
     chat = _is_chat(question)
-    # "(6 x 7)" tells how, not what; "is (3 / 4)" is what, where fractions are read.
+    # "(6 x 7)" is a calculation, no result; "is (3 / 4)" is a result in the chat form.
     text = re.sub(_OPERANDS, "", re.sub(_RESULT, r"\1", text) if chat else text)
     if not chat:
         return _plain(extract_number(text))
@@ -195,7 +195,7 @@ _Place = tuple[int, str]
 
 
 def _places(text: str, choices: tuple[str, ...]) -> Iterator[_Place]:
-    """Places where the paper's grading looks for a choice, in its order."""
+    """Yield the choices that the paper's grading finds, in the order of its search."""
     after = text.find("Therefore")
     start = after + len("Therefore") if after >= 0 else len(text)
     yield from _first_named(text, start, start + 50, choices)
@@ -208,7 +208,7 @@ def _places(text: str, choices: tuple[str, ...]) -> Iterator[_Place]:
 
 
 def _first_named(text: str, start: int, end: int, choices: tuple[str, ...]) -> Iterator[_Place]:
-    """The choice whose text appears first; of two at one place the longer."""
+    """Yield the choice whose text comes first from `start` to `end`; of two there, the longer."""
     found = [
         (match.start(), -len(choice), choice)
         for choice in choices
@@ -220,7 +220,7 @@ def _first_named(text: str, start: int, end: int, choices: tuple[str, ...]) -> I
 
 
 def _by_letter(text: str, start: int, end: int, choices: tuple[str, ...]) -> Iterator[_Place]:
-    """The choice whose capital letter appears first as such."""
+    """Yield the choice that a capital letter from `start` to `end` names first, if any does."""
     capitals = LETTERS[: len(choices)].upper()
     for match in re.compile(rf"\b([{capitals}])\b").finditer(text, start, end):
         choice = choices[LETTERS.index(match[1].lower())]
@@ -233,7 +233,7 @@ def _is_name(letter: str, rest: str, choice: str) -> bool:
     """Whether a letter names its choice where `rest` follows it."""
     labelled = re.match(r"[.):]\s*(?=[^\W_])", rest)
     if labelled:
-        # A sentence that begins anew is no phrase of the label's.
+        # A capital begins a new sentence, which is not the label's phrase.
         phrase = rest[labelled.end() :]
         return phrase[0].isupper() or re.match(_own(choice), phrase, re.IGNORECASE) is not None
     word = re.match(r"\s+([a-z]\w*)", rest)
@@ -241,8 +241,8 @@ def _is_name(letter: str, rest: str, choice: str) -> bool:
 
 
 def _without_lists(text: str, choices: tuple[str, ...]) -> str:
-    """Replaces every list of two or more choices, each after its letter, by spaces."""
-    if len(_LABEL.findall(text)) < 2:  # nearly always: no pattern of the choices is made for it
+    """Return `text` with spaces for every list of two or more choices, each after its letter."""
+    if len(_LABEL.findall(text)) < 2:  # nearly always; a pattern of the choices is slow to make
         return text
     one = "|".join(_item(letter, c) for letter, c in zip(LETTERS, choices, strict=False))
     entry = rf"\(?(?:{one})"
@@ -251,17 +251,17 @@ def _without_lists(text: str, choices: tuple[str, ...]) -> str:
 
 
 def _item(letter: str, choice: str) -> str:
-    """The pattern of a choice after its letter in a list."""
+    """Return a regular expression of a choice after its letter, as in a list."""
     return rf"\b{letter}[.):]\s*{_own(choice)}"
 
 
 def _own(choice: str) -> str:
-    """The pattern of a choice's text as words of its own."""
+    """Return a regular expression of a choice's text as whole words."""
     return rf"(?<!\w){re.escape(choice)}(?!\w)"
 
 
 def _plain(number: str | None) -> str | None:
-    """Strips a currency's sign, thousands separators and a fraction's last zeros."""
+    """Return the number without a leading "$", thousands separators and a decimal's last zeros."""
     plain = None if number is None else re.sub(r"^\$|,", "", number.strip())
     return plain.rstrip("0").rstrip(".") if plain and "." in plain else plain
 
@@ -299,7 +299,7 @@ def overlap(question: Question, one: str, other: str) -> float:
 def agreeing(question: Question, reply: str) -> Question:
     """Return the question with an answer from the cloud's `reply`, unless it has one.
 
-    The answer is the choice or number that the reply concludes with, else its text (`words`).
+    That is the choice, or with the check `number` the number, concluded; else its text (`words`).
     """
     if question.known:
         return question

@@ -94,8 +94,8 @@ def with_calibration(
 
     `data`, `check` and `use` are as in `open_task`. None stands for all questions (`limit`), for
     100, or 300 if `use` is "train" (`calibration`), and for the task's maximum length of an answer
-    (`max_tokens`). With `known` a question without a right answer, or whose reply a person must
-    grade, raises `UsageError`, as do options that do not fit.
+    (`max_tokens`). With `known` a question without a right answer raises `UsageError`; with `known`
+    or for "train" so does one whose reply a person must grade; so do options that do not fit.
 
     The calibration questions are the last ones of the file `calibration_data` that the first part
     lacks. Without it they come from the task's calibration split; else, if `use` is "test", from

@@ -28,7 +28,7 @@ _LIBRARIES = ("jsonschema", "referencing", "rpds", "attr", "jsonschema_specifica
 
 
 class _Kept:
-    """A child process that is started when it is needed, and again after a timeout."""
+    """A child process, started at the first request, and anew once it ended or after a fork."""
 
     def __init__(self, target: str, libraries: Sequence[str] = ()) -> None:
         self._target, self._libraries = target, libraries
@@ -98,10 +98,10 @@ def fits(question: Question, text: str, *, strict: bool = False) -> bool:
 def passes(question: Question, text: str, *, strict: bool = False) -> bool:
     """Whether the reply's code passes the question's tests.
 
-    The last fenced block of Python is tried, all of them joined, and these with those without a
-    language; without a fence the whole reply is code. Where no block is named Python, those without
-    a language are, or else all. With `strict` the reply must have exactly one block. The prompt's
-    code runs first. Raises `UsageError` if the process for it does not start.
+    One of these must pass: the last fenced Python block; all Python blocks joined; those and the
+    blocks without a language joined. If no block is marked as Python, the blocks without a language
+    count as Python, else all; without a fence the whole reply does. With `strict` there must be
+    exactly one block. The prompt's code runs first. Raises `UsageError` if the child cannot start.
     """
     blocks = _python(text)
     if strict:
@@ -124,7 +124,7 @@ def _blocks(text: str) -> list[tuple[str, str]]:
     return [(name.strip(), dedent(code)) for _, name, code in re.findall(fence, text, re.M | re.S)]
 
 
-@lru_cache(4096)  # both readings ask
+@lru_cache(4096)  # lenient and strict grading both ask
 def _passes(prompt: str, code: str, tests: str) -> bool:
     token = secrets.token_hex()
     with TemporaryDirectory(prefix="edgewise-", ignore_cleanup_errors=True) as folder:

@@ -219,7 +219,7 @@ def _decoded_text(line: bytes) -> str:
 
 
 def _is_prompt(line: bytes) -> bool:
-    """Whether a line has no field "messages", only the word, in its prompt."""
+    """Whether a line with the word "messages" lacks the field of that name, or is not JSON."""
     try:
         held = msgspec.json.decode(line)
     except _UNREADABLE:
@@ -246,7 +246,7 @@ def _asked(messages: Sequence[_Turn]) -> list[Message]:
 
 
 def _open(check: Grading | None, choices: tuple[str, ...] | None) -> Grading:
-    """Return the way of grading for questions without an answer, by the cloud's own reply."""
+    """Return how to grade a question without an answer, whose answer becomes the cloud's."""
     if check not in ("choice", "number", "words", None):
         raise UsageError("it has no answer to check", hint="leave the check out", setting="check")
     return check or ("choice" if choices else "words")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import ModuleType
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
-"""Flags of Linux's `unshare`. A user namespace needs no root, and permits one of networks."""
+"""Flags of Linux's `unshare`. A user namespace needs no root, and permits a network namespace."""
 
 
 def run(request: bytes) -> bytes:

@@ -38,7 +38,7 @@ def _values(text: str, *, strict: bool) -> Iterator[Any]:
         try:
             value, at = decoder.raw_decode(text, begun.start())
         except json.JSONDecodeError as error:
-            # Nothing inside of what is broken.
+            # Values inside a broken one do not count.
             at = max(error.pos, begun.end())
         except ValueError:
             at = begun.end()

@@ -67,8 +67,8 @@ class Case(NamedTuple):
     ) -> Generator[list[Rollout], list[Continuation], list[list[int]]]:
         """Return the ids of one whole answer for each (position, token) in `branches`.
 
-        Each consists of the text's ids before the position (an index), the token, and what `writer`
-        continues with. This is a generator: call it with `yield from` inside of `Label.of`.
+        Each consists of the text's ids before the position (an index), the token, and, unless that
+        ends the answer, what `writer` continues with. A generator: `yield from` it in `Label.of`.
         """
         texts = [[*self.sample.ids[:at], token] for at, token in branches]
         asked = [i for i, ids in enumerate(texts) if self._room(ids)]
@@ -116,7 +116,7 @@ class Label(Protocol):
 
 
 TOGETHER = 16
-"""Texts labelled side by side: their rollouts run together, then their values are stored."""
+"""Number of texts labelled together: their rollouts are pooled, then all values are stored."""
 
 Values = dict[str, tuple[float, ...]]
 """Maps a question's id to the values of its text, one for every token."""
@@ -189,7 +189,7 @@ def _together(
     while running:
         asked: dict[int, Sequence[Rollout]] = {}
         for index, labelling in list(running.items()):
-            reply: Any = sent.get(index)  # none begins a generator
+            reply: Any = sent.get(index)  # None starts a generator
             try:
                 asked[index] = labelling.send(reply)
             except StopIteration as stop:
