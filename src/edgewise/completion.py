@@ -68,6 +68,10 @@ class Outgoing:
         self.requests += billable
         self.repeats += billable and again
 
+    def retract(self) -> None:
+        """Count the last request as not billed: the provider declined one of its fields."""
+        self.requests -= 1
+
 
 Recorder = Callable[[Sequence[int]], Outgoing]
 """A function that returns the `Outgoing` to count what is sent about a sequence of token ids."""

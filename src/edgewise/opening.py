@@ -58,6 +58,7 @@ _GGUF = "llamacpp"
 _DEFAULTS = Settings()
 _VERIFIES = ("on", "exact")
 _OF_ROUTERS = ("router", "threshold", "span", "speculate")
+_NO_WAY_BACK = "the edge model cannot roll back to every token"
 _OF_A_CLOUD = ("cloud_engine", "cloud_model", "cloud_key", "cloud_tokenizer")
 
 
@@ -246,7 +247,13 @@ def open_cloud(
 
         tokenizer, model = settings.cloud_tokenizer, settings.cloud_model
         if settings.cloud is not None and (known := hosted(each(settings.cloud)[0])):
-            model = model or known[1]
+            if model and model != known[1]:
+                raise UsageError(
+                    f"The cloud {known[1]!r} is a model's name, and cloud-model names {model!r}",
+                    hint="leave one of them out",
+                    setting="cloud_model",
+                )
+            model = known[1]
         return connect(
             address,
             edge.tokenizer,
@@ -295,9 +302,10 @@ def verification(
     if cloud is not None and reads:
         if against or settings.verify == "off":
             why = against[0] if against else "verify is off"
+            leave = "name a GGUF as the edge" if why == _NO_WAY_BACK else "leave that out"
             raise UsageError(
                 f"{cloud.name!r} reads passages and writes no tokens, which is not possible: {why}",
-                hint="leave that out, or name a cloud that continues text",
+                hint=f"{leave}, or name a cloud that continues text",
                 setting="cloud",
             )
         return "on"
@@ -331,7 +339,7 @@ def _against_verifying(
     if len(each(settings.cloud or "")) > 1:
         yield "several clouds are asked by routers only"
     if edge is not None and (edge.abilities.rewinds == "no" or edge.abilities.text):
-        yield "the edge model cannot roll back to every token"
+        yield _NO_WAY_BACK
     if cloud is not None and cloud.reads_passages:
         if settings.verify == "exact":
             yield "exact needs a cloud that scores tokens"

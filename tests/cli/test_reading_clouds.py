@@ -140,6 +140,36 @@ def test_try_shows_what_a_reader_does(
     assert texts["pair"].startswith("It is in Central America.")
 
 
+def test_try_goes_on_where_the_cloud_alone_writes_nothing(
+    edgewise: Edgewise, reader: ChatReader, tmp_path: Path
+) -> None:
+    """Seen: one refusal, or one limit that reasoning reached, ended all of it."""
+    replies = iter(["", "A whole answer."])
+
+    async def answers() -> str:
+        return next(replies)
+
+    reader.whole = answers
+    (tmp_path / "prompts.txt").write_text(f"{PROMPT}\n{PROMPT}\n")
+    asked = ("try", str(tmp_path / "prompts.txt"), "--cloud", reader.url, "--price", "0,0,1000000")
+    told = edgewise.json(*asked)
+    first, second = (one["answers"]["cloud"] for one in told["prompts"])
+    assert (first["text"], first["failed"], first["paid"]) == ("", 1, 12)
+    assert (second["text"], second["failed"]) == ("A whole answer.", 0)
+    assert told["systems"][2]["answers"] == 2
+
+
+def test_a_models_name_and_another_as_its_model_are_refused(
+    edgewise: Edgewise, reader: ChatReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen: the other was asked, and billed, without a word."""
+    monkeypatch.setattr(providers, "PROVIDERS", (PROVIDERS[0]._replace(url=reader.url),))
+    monkeypatch.setenv("EDGEWISE_CLOUD_MODEL", "gpt-5")
+    told = edgewise.refusal("run", PROMPT, "--cloud", "gpt-5-mini")
+    assert "gpt-5-mini" in told
+    assert not reader.bodies
+
+
 @pytest.mark.parametrize(
     ("command", "flags", "asked"),
     [

@@ -37,6 +37,9 @@ def cut(*pieces: str, code: bool = False) -> list[str]:
         (["1", ".", " Add", ".", "\n", "2", ".", " Take", "."], ["1. Add.\n", "2. Take."]),
         (["She said \"no", ".\"", " He", " left", "."], ['She said "no."', " He left."]),
         (["水は百度。", "沸く。"], ["水は百度。", "沸く。"]),
+        (["मैं", " ठीक हूँ।", " वह", " आया।"], ["मैं ठीक हूँ।", " वह आया।"]),
+        (["هل هذا", "؟", " نعم."], ["هل هذا؟", " نعم."]),
+        (["Er sagte: „Ja", ".“", " Dann"], ["Er sagte: „Ja.“", " Dann"]),
         (["Code", ":\n", "```py\n", "x = 1. \n", "\n", "  y", " = 2\n", "```", "\n", "Done."],
          ["Code:\n", "```py\n", "x = 1. \n\n", "  y = 2\n", "```\n", "Done."]),
         (["", "Yes", ".", ""], ["Yes."]),
@@ -107,6 +110,8 @@ def test_a_block_of_code_is_followed_through_passages() -> None:
         ('{"stand": 2, "replacement": "return y"}', 2, "    return y"),
         ('{"stand": 2, "replacement": "  return y"}', 2, "  return y"),
         ('{"stand": 0, "replacement": "Four."}', 0, "Four."),
+        ('{"stand": 1, "replacement": "[2] They are six."}', 1, " They are six.\n"),
+        ('{"stand": 0, "replacement": "[2] is four."}', 0, "[2] is four."),
     ],
 )
 def test_a_replacement_keeps_the_blanks_around_what_it_replaces(
@@ -130,6 +135,7 @@ def test_a_replacement_keeps_the_blanks_around_what_it_replaces(
         '{"stand": "1", "replacement": "Six."}',
         '{"stand": 1, "replacement": " "}',
         '{"stand": 0, "replacement": "Two and two are four. "}',
+        '{"stand": 0, "replacement": "[1] Two and two are four."}',
         '{"stand": 1, "replacement": "a\\u0000b"}',
         '{"stand": 1, "replacement": "Two and two are four. Three and three are six."}',
         '{"stand": 3, "replacement": null, "url": "http://host.example"}',

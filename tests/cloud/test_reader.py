@@ -1,18 +1,19 @@
 """What a chat model that reads passages is shown, and what becomes of its replacement."""
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import connect
+from edgewise.cloud.reader import WRITTEN
 from edgewise.cloud.redaction import filter_of
-from edgewise.completion import Completion
+from edgewise.completion import Completion, Outgoing
 from edgewise.edge.base import Tokenizer
 from edgewise.edge.vocabulary import bytes_of
-from edgewise.errors import NothingUsable
+from edgewise.errors import CloudRejected, NothingUsable
 from edgewise.prompts import Message, Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict, all_stand
@@ -35,9 +36,12 @@ def reading(
     cloud = connect(served.url, edge, engine="openai", context_filter=filter_of(redact))
     prompt = Prompt(tuple(said.encode()), (Message("user", said),))
 
-    def read(before: Sequence[int], passage: Sequence[int], n: int = 0) -> Completion:
-        ids = [*prompt.ids, *before, *passage]
-        return cloud.open(prompt).ask(ConsultRequest(ids, n, 30, verify=len(passage))).result()
+    def read(
+        before: Sequence[int], passage: Sequence[int], n: int = 0, sent: Outgoing | None = None
+    ) -> Completion:
+        ids, sent = [*prompt.ids, *before, *passage], sent or Outgoing()
+        asked = ConsultRequest(ids, n, 30, sent=sent, verify=len(passage))
+        return cloud.open(prompt).ask(asked).result()
 
     try:
         yield read, served
@@ -161,3 +165,46 @@ def test_what_only_looks_like_a_tool_call_may_be_corrected(passage: str, replace
     with reading(lambda asked: (0, replacement), edge=ToolTokenizer()) as (read, _):
         completion = read(b"", passage.encode())
     assert bytes_of(BYTES, completion.ids).decode() == replacement
+
+
+def test_one_that_cannot_be_kept_from_reasoning_is_told_to_reason_little() -> None:
+    """Gemini declines the request, and names no field."""
+    with closing(ChatReader()) as served:
+        served.thinks = True
+        with closing(connect(served.url, BYTES, engine="openai")):
+            efforts = [body.get("reasoning_effort") for body in served.bodies]
+    assert efforts == ["none", "low"]
+
+
+def test_what_is_declined_for_another_reason_is_declined() -> None:
+    with closing(ChatReader()) as served:
+        served.declines = frozenset({"messages"})
+        with pytest.raises(CloudRejected, match="messages"):
+            connect(served.url, BYTES, engine="openai")
+
+
+@pytest.mark.parametrize("n", [33, 5_000])
+def test_too_large_a_limit_is_no_field_that_the_api_lacks(n: int) -> None:
+    """Seen: from then on no request had a limit."""
+    with reading() as (read, served):
+        served.most = 32
+        with pytest.raises(CloudRejected, match="too large"):
+            read(b"", b"Paris.", n)
+        assert served.bodies[-1]["max_tokens"] == n
+        served.most = 1 << 20
+        read(b"", b"It is so.")
+    assert served.bodies[-1]["max_tokens"] == WRITTEN
+
+
+def test_reasoning_that_only_the_total_tells_of_is_billed() -> None:
+    with reading() as (read, served):
+        served.thoughts = 94
+        assert read(b"", b"It is so.").billed == 12 + 94
+
+
+def test_a_field_that_the_api_declines_is_no_request_that_it_bills() -> None:
+    sent = Outgoing(max_requests=1)
+    with reading() as (read, served):
+        served.declines = frozenset({"response_format"})
+        assert read(b"", b"It is so.", sent=sent).stand == len(b"It is so.")
+    assert (sent.requests, sent.repeats) == (1, 0)

@@ -52,7 +52,8 @@ async def answers_whole() -> str:
 class ChatReader(Served):
     """Serves on 127.0.0.1 from a thread of its own. `judge` is not asked about the probe.
 
-    What asks for no verdict has the reply of `whole`. It does not know the fields in `declines`.
+    What asks for no verdict has the reply of `whole`. It does not know the fields in `declines`,
+    `thinks` always, whatever is asked for, and writes at most `most` tokens.
     `fault` is told the number of each question and may name an HTTP status, or "hang" or "reset".
     `asked` are the questions, `bodies` all requests.
     """
@@ -71,7 +72,9 @@ class ChatReader(Served):
         self.whole: Callable[[], Awaitable[str]] = answers_whole
         self.declines: frozenset[str] = frozenset()
         self.key: str | None = None
-        self.refuses = self.cuts = False
+        self.refuses = self.cuts = self.thinks = False
+        self.most = 1 << 20
+        self.thoughts = 0  # tokens of reasoning, which are in the total alone
         self.counts = True  # whether a reply has a report of usage
         self.each = 1.0  # tokens of a byte, in that report
         self.asked: list[Asked] = []
@@ -93,6 +96,13 @@ class ChatReader(Served):
         if unknown := sorted(self.declines & {*body}):
             said = {"error": {"message": f"Unsupported parameter: '{unknown[0]}'."}}
             return web.json_response(said, status=400)
+        if self.thinks and body.get("reasoning_effort") == "none":
+            said = {"code": 400, "message": "Request contains an invalid argument."}
+            return web.json_response([{"error": said}], status=400)
+        limits = [name for name in ("max_tokens", "max_completion_tokens") if name in body]
+        if limits and body[limits[0]] > self.most:
+            message = f"{limits[0]} is too large: this model supports at most {self.most} tokens."
+            return web.json_response({"error": {"message": message}}, status=400)
         messages = body["messages"]
         if messages[-1]["role"] != "user":
             said = {"error": {"message": "The last message must be the user's."}}
@@ -134,6 +144,7 @@ class ChatReader(Served):
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": 12,
+            "total_tokens": prompt + 12 + self.thoughts,
             "prompt_tokens_details": {"cached_tokens": prompt // 2},
         }
         reason = "length" if self.cuts else "stop"

@@ -16,7 +16,7 @@ from edgewise.costs.price import price_of
 from edgewise.errors import CloudError, CloudRejected
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.health import FAILURES, Breaker
-from edgewise.loop.policy import INITIAL_BUCKET, Escalation
+from edgewise.loop.policy import INITIAL_BUCKET, Budget, Escalation
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Constant
 from edgewise.sampling import Sampling
@@ -86,6 +86,24 @@ def test_a_whole_answer_in_vain_costs_the_share_nothing(how: str) -> None:
             usage = None if how == "left" else collect(events).usage
         assert events.budget.bucket >= INITIAL_BUCKET
     assert usage is None or (usage.wasted_tokens, usage.escalated) == (600, False)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_an_answer_that_begins_in_debt_is_weighed_all_the_same(chosen: bool) -> None:
+    """A whole answer is not of the share. Seen: the edge's was written, which nobody had read."""
+    with reading(policy={"cloud_share": 0.1}) as (pair, served):
+        decoder = escalating(pair, due() if chosen else Escalation(0.5))
+        answer = decoder.generate(SAID, budget=Budget(bucket=-20))
+    assert answer.text == ("A whole answer." if chosen else WRONG)
+    assert answer.usage.escalated is chosen
+    assert not served.asked
+
+
+def test_a_whole_answer_is_asked_for_no_more_than_the_context_holds() -> None:
+    with reading() as (pair, served):
+        whole(pair, 1.0).generate(SAID, max_tokens=100_000)
+    room = pair.edge.context + 1 - len(SAID.ids)
+    assert served.bodies[-1]["max_tokens"] == room
 
 
 def test_no_whole_answer_is_asked_for_to_test_the_link() -> None:

@@ -44,7 +44,7 @@ SCHEMA = {
 }
 
 _FENCE = re.compile(r"(?m)^[ \t]*(?:```|~~~)")
-_SENTENCE = re.compile(r"(?:[.!?…]+[\"'”’»)\]*_]*|[。！？]+[”’」』）]*)\Z")
+_SENTENCE = re.compile(r"(?:[.!?…।॥؟۔]+[\"'”’“»)\]*_]*|[。！？]+[”’」』）]*)\Z")
 _NUMBER = re.compile(r"(?:^|\n)[ \t]*(?:\d{1,3}|[A-Za-z])[.)]\Z")
 # A replacement may have `_FAR` times the characters of the sentence, and `_ROOM` more.
 _ROOM, _FAR = 400, 4
@@ -161,7 +161,10 @@ def verdict_of(reply: str, sentences: Sequence[str]) -> Verdict:
         raise NothingUsable(f"The cloud's verdict contradicts itself ({stand} stand).")
     if text is None:
         return verdict
-    old = sentences[stand]
+    old, number = sentences[stand], f"[{stand + 1}]"
+    if text.lstrip().startswith(number) and not old.lstrip().startswith(number):
+        # It was shown with its number, and is to be replaced without.
+        text = text.lstrip().removeprefix(number).lstrip()
     if not text.strip() or "\0" in text or text.strip() == old.strip():
         raise NothingUsable("The cloud's verdict replaces a sentence by none, or by itself.")
     standing = (one.strip() for one in sentences[:stand])

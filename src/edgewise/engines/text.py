@@ -41,7 +41,8 @@ _SLACK = 256
 _MOST_RENDERED = 16
 _CLOSED_THOUGHTS = "\n\n</think>\n\n"
 _BASES = ("/v1", "")
-_NOTHING: tuple[str, Fields] = ("", {})
+# A value that the API knows, but will not have.
+_TOO_MUCH = re.compile(r"too (large|long|many|big)|at most|maximum|exceed", re.IGNORECASE)
 _FILTERS = ("top_k", "min_p")
 
 
@@ -96,7 +97,7 @@ class TextEngine(Endpoint):
         self.dialect, self.owner, self.reasons = server.name, server.owner, server.prompts
         self.url = self.url.removesuffix(server.base)
         self._base: str | None = None
-        self._declined = frozenset[str]()
+        self._declined, self._accepts = frozenset[str](), False
         self._rendered: dict[tuple[object, ...], str] = {}
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
@@ -167,21 +168,30 @@ class TextEngine(Endpoint):
         self, request: Request, forms: Sequence[Sequence[Fields]], client: Client
     ) -> bytes:
         """Send `request` with the first form of each purpose not declined (`TextServer.forms`)."""
-        gone = self._declined
+        keyed = [[(_key(n, one), one) for n, one in enumerate(form)] for form in forms]
+        suspected = frozenset[str]()
         while True:
-            keyed = [[(_key(n, one), one) for n, one in enumerate(form)] for form in forms]
-            chosen = [next((one for one in form if one[0] not in gone), _NOTHING) for form in keyed]
+            gone = self._declined | suspected
+            chosen = [next((one for one in form if one[0] not in gone), form[-1]) for form in keyed]
             fields = {name: value for _, one in chosen for name, value in one.items()}
             try:
                 reply = await self._at_base(request.having(**fields), client)
             except Declined as error:
                 # The API names the field, or a newer one that it wants instead.
                 fault = {key for key, one in chosen if any(_names(error.said, k) for k in one)}
-                if error.elsewhere or not fault:
+                if error.elsewhere or _TOO_MUCH.search(error.said) or fault & gone:
                     raise
-                gone |= fault
+                if fault:
+                    self._declined |= fault
+                elif self._accepts or not chosen or not chosen[0][1]:
+                    raise
+                else:
+                    # Gemini does not say that it cannot be kept from reasoning.
+                    suspected |= {chosen[0][0]}
+                if client.sent is not None:
+                    client.sent.retract()
             else:
-                self._declined = gone
+                self._declined, self._accepts = gone, True
                 return reply
 
     def _drawn(self, request: TextRequest) -> Mapping[str, Any]:

@@ -230,11 +230,13 @@ class Verification(Speculation):
         ids, count = [*self._ids, *self.drafts], self._unsent
         flight: Flight | Reason | None = self._refused_at(tip)
         first = len(ids) - count == self._rules.prompt
-        if flight is None and first and self._escalation is not None and not self._weighed:
+        # A whole answer is not charged to the share.
+        weighs = first and not self._weighed and flight in (None, "budget")
+        if weighs and self._escalation is not None:
             self._weighed = True
             if self._escalation.wants(self._entropy / count):
                 whole = self._whole(ids, count)
-                flight = whole if isinstance(whole, Flight) or count == 1 else None
+                flight = whole if isinstance(whole, Flight) or count == 1 else flight
         flight = flight or self._consults.verify(ids, count)
         grows = self._passages and flight in ("cost", "mid_word") and tip.end is None
         # Where the edge may write nothing, the refusal ends the answer.
@@ -264,7 +266,8 @@ class Verification(Speculation):
     def _whole(self, ids: Sequence[int], count: int) -> Flight | Refusal:
         """Ask for the whole answer in place of the last `count` ids, its first passage."""
         self._escalation = None
-        room = self._rules.policy.fit_to_cap(Budget(), self._rules.max_tokens)
+        fitting = min(self._rules.max_tokens, self._rules.context + 1 - self._rules.prompt)
+        room = self._rules.policy.fit_to_cap(Budget(), fitting)
         return self._consults.verify(ids, count, room)
 
     def _refused_at(self, tip: State) -> Reason | None:

@@ -63,10 +63,10 @@ class AnthropicServer(TextServer):
         return Request("/v1/messages", {**body, **system})
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
-        forms: list[Sequence[Fields]] = [(GREEDY,)] if asked.drawn == GREEDY else []
+        forms: list[Sequence[Fields]] = [(GREEDY, {})] if asked.drawn == GREEDY else []
         if asked.schema is not None:
             named = {"type": "json_schema", "schema": asked.schema}
-            forms.append(({"output_config": {"format": named}}, {"output_format": named}))
+            forms.append(({"output_config": {"format": named}}, {"output_format": named}, {}))
         return forms
 
     def continued(self, data: bytes) -> TextContinuation:

@@ -287,8 +287,8 @@ class TextServer(ABC):
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
         """Return fields to add to the request: for each purpose a list of alternatives.
 
-        A purpose is for example to switch reasoning off. From its list the client adds the first
-        alternative that the API has not declined, and none if it has declined all.
+        The first purpose is to switch reasoning off. Of each list the client adds the first
+        alternative that the API has not declined. Where that may be nothing, the last one is empty.
         """
         return ()
 

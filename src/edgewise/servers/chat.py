@@ -47,9 +47,8 @@ class ChatServer(OpenAiReplies):
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
         """Return fields for two purposes: reasoning off, and the seed (greedy: temperature 0)."""
-        if asked.drawn == GREEDY:
-            return (self.quiet,), (GREEDY,)
-        return (self.quiet,), ({self.seed: asked.drawn["seed"]},) if self.seed else ()
+        seed = {self.seed: asked.drawn["seed"]} if self.seed and asked.drawn != GREEDY else {}
+        return (self.quiet, {}), (GREEDY if asked.drawn == GREEDY else seed, {})
 
     def _drawn(self, asked: WantedText) -> dict[str, Any]:
         """Return the sampling fields but the seed; unless `always`, only those with an effect."""
@@ -84,16 +83,15 @@ class OpenAiServer(OpenAiReplies):
         n, drawn = asked.n, asked.drawn
         # Newer models of OpenAI's take only the longer name, and decline any temperature.
         forms: list[Sequence[Fields]] = [
+            (_NO_EFFORT, {"reasoning_effort": "low"}, {}),
+            (GREEDY if drawn == GREEDY else {"seed": drawn["seed"]}, {}),
             ({"max_tokens": n}, {"max_completion_tokens": n}),
-            (GREEDY,) if drawn == GREEDY else ({"seed": drawn["seed"]},),
-            (_NO_EFFORT, {"reasoning_effort": "low"}),
         ]
         if asked.schema is not None:
             named = {"name": "verdict", "strict": True, "schema": asked.schema}
             by_schema = {"type": "json_schema", "json_schema": named}
-            forms.append(
-                ({"response_format": by_schema}, {"response_format": {"type": "json_object"}})
-            )
+            by_form = {"type": "json_object"}
+            forms.append(({"response_format": by_schema}, {"response_format": by_form}, {}))
         return forms
 
 

@@ -113,7 +113,7 @@ class OpenAiReplies(TextServer):
             raise Fault("a choice without any text")
         ended, prompt = was_ended(choice.finish_reason), usage.prompt_tokens
         text = choice.text or "" if choice.message is None else text_of(choice.message)
-        return TextContinuation(text, ended, prompt, usage.cached, usage.completion_tokens)
+        return TextContinuation(text, ended, prompt, usage.cached, usage.written)
 
 
 class CompletionsServer(OpenAiReplies):

@@ -43,9 +43,17 @@ class Meter(msgspec.Struct):
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
+    total_tokens: Count | None = None
     prompt_tokens_details: _Details | None = None
     prompt_cache_hit_tokens: Count | None = None
     cached_tokens: Count | None = None
+
+    @property
+    def written(self) -> int | None:
+        """Output tokens billed; Gemini counts those of its reasoning in the total alone."""
+        if self.completion_tokens is None or self.prompt_tokens is None:
+            return self.completion_tokens
+        return max(self.completion_tokens, (self.total_tokens or 0) - self.prompt_tokens)
 
     @property
     def cached(self) -> int | None:
@@ -214,6 +222,8 @@ def words_of(said: object) -> str:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             said = said.decode("utf-8", "replace")
     for _ in range(4):
+        if isinstance(said, list) and len(said) == 1:
+            said = said[0]
         if not isinstance(said, dict):
             break
         parts = [said.get(name) for name in ("error", "message", "detail")]

@@ -1,5 +1,6 @@
 """`edgewise try`: compare edge, pair and cloud on the user's own models and prompts."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -15,9 +16,11 @@ from edgewise.addresses import is_url
 from edgewise.cli import options, render
 from edgewise.cli.options import ANSWERING, takes
 from edgewise.cloud.hosts import is_here
+from edgewise.completion import Completion
 from edgewise.costs.daily import today
 from edgewise.costs.price import BilledTokens
 from edgewise.edge.base import Tokenizer
+from edgewise.errors import CloudRejected
 from edgewise.events import Token
 from edgewise.loop.decoder import collect
 from edgewise.loop.generation import Generation
@@ -36,6 +39,7 @@ from edgewise_lab.evaluation.systems import (
     question_ids,
     require_room,
     text_of,
+    written,
 )
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.named import open_prompts
@@ -223,7 +227,23 @@ def _systems(
         return answer
 
     def by_cloud(question: Question) -> SideAnswer:
-        found = whole.answer(question)
+        begun = time.monotonic()
+        try:
+            found = whole.answer(question)
+        except CloudRejected as error:
+            # Of this prompt alone: a refusal, or a limit that the model's reasoning reached.
+            render.note(str(error))
+            meter = getattr(error, "meter", None) or Completion(ids=(), logprobs=())
+            found = written(
+                question,
+                "",
+                0,
+                failed=1,
+                written=meter.billed,
+                cached=meter.cached,
+                computed=0 if error.declined else meter.computed,
+                seconds=time.monotonic() - begun,
+            )
         return SideAnswer(**asdict(found), paid=_paid(pair, question, found))
 
     by_pair = decoded(lambda one: pair.stream(one.messages, max_tokens=max_tokens))
