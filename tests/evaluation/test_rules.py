@@ -174,6 +174,17 @@ def test_the_command_compares_rules_at_equal_shares_and_goes_on(tmp_path: Path) 
     assert (tmp_path / "out" / "outcomes.jsonl").read_bytes() == kept
 
 
+def test_where_no_answer_is_known_the_cloud_agrees_with_itself(tmp_path: Path) -> None:
+    """Seen: nobody was right, the cloud neither."""
+    (tmp_path / "p.jsonl").write_text('{"prompt": "Is it so?"}\n{"prompt": "Is it not?"}\n' * 2)
+    command = ["rules", str(tmp_path / "p.jsonl"), "--limit", "2", "--calibration", "1", "--json"]
+    command += ["--rules", "exact", "--max-tokens", "4", "--device", "cpu"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    found = {one["system"]: one["accuracy"] for one in json.loads(done.stdout)["systems"]}
+    assert (found["cloud"], found["exact"]) == (1.0, 1.0)
+
+
 def test_answers_of_another_context_are_not_taken_over(tmp_path: Path) -> None:
     command = ["rules", "pocketqa", "--limit", "1", "--calibration", "1", "--rules", "exact"]
     command += ["--max-tokens", "2", "--device", "cpu", "--out", str(tmp_path / "out")]

@@ -225,23 +225,24 @@ def words_of(files: Sequence[str]) -> tuple[str, ...]:
 
     Raises `UsageError` unless they hold 1 to `MOST` words of 2 to `LONGEST` characters, in UTF-8.
     """
-    lines = list[str]()
+    words = dict[str, None]()
     for name in files:
         content = file_bytes(from_home(name), f"The word list {name!r}", most=8 * MOST * LONGEST)
         try:
-            lines += unmarked(content).decode().splitlines()
+            lines = unmarked(content).decode().splitlines()
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"The word list {name!r} cannot be read ({error})", hint="give a file in UTF-8"
             ) from error
-    words = tuple(dict.fromkeys(" ".join(one.split()) for one in lines if one.strip()))
-    fit = all(2 <= len(word) <= LONGEST for word in words)
-    if files and not (fit and 1 <= len(words) <= MOST):
-        raise UsageError(
-            f"{files[0]!r} is not a valid word list",
-            hint=f"give 1 to {MOST} words of 2 to {LONGEST} characters, one per line",
-        )
-    return words
+        listed = dict.fromkeys(" ".join(one.split()) for one in lines if one.strip())
+        words |= listed
+        fit = all(2 <= len(word) <= LONGEST for word in listed)
+        if not (fit and listed and len(words) <= MOST):
+            raise UsageError(
+                f"{name!r} is not a valid word list",
+                hint=f"give 1 to {MOST} words of 2 to {LONGEST} characters, one per line",
+            )
+    return tuple(words)
 
 
 def filter_of(redact: str | None) -> ContextFilter | None:

@@ -69,7 +69,7 @@ def response_format_from(
             "description and a JSON schema as parameters",
         ) from error
     if size > MAX_TOOLS_TEXT:
-        raise _wrong(f"The tools have more than {MAX_TOOLS_TEXT} characters", "send fewer")
+        raise _wrong(f"The tools have more than {MAX_TOOLS_TEXT} bytes", "send fewer")
     format = ResponseFormat(
         schema=json_schema,
         tools=() if tool_choice == "none" else found,

@@ -234,9 +234,10 @@ async def tokenizer_info(request: Request) -> dict[str, Any]:
     """Return the edge model's BOS and EOS text, chat template and context size, by vLLM's names."""
     edge = pair_of(request).edge
     tokenizer = edge.tokenizer
+    ends = (tokenizer.special.get(one) for one in sorted(tokenizer.eos_ids))
     return {
         "bos_token": tokenizer.special_text("bos") or None,
-        "eos_token": tokenizer.special_text("eos") or tokenizer.special[min(tokenizer.eos_ids)],
+        "eos_token": tokenizer.special_text("eos") or next(filter(None, ends), None),
         "chat_template": tokenizer.chat_template,
         "model_max_length": edge.context,
     }

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgewise.edge.base import EdgeModel, Floats, Ids
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.errors import UsageError
+from edgewise.registry import imported
 from edgewise.routers.mlp import TABLE
 from edgewise.routers.named import ROUTERS, is_trained
 from edgewise.routers.signals import Reference, Signal, ranks_of, signals_of
@@ -305,8 +306,7 @@ def embeddings_of(edge: EdgeModel) -> Floats:
 
     Raises `UsageError` for a model that is not a GGUF, or has none.
     """
-    import gguf
-
+    (gguf,) = imported("lab", "gguf")
     if isinstance(edge, LlamaModel):
         for tensor in gguf.GGUFReader(edge.path).tensors:
             if tensor.name == "token_embd.weight":

@@ -119,6 +119,8 @@ def test_words_are_found_in_any_capitals(tmp_path: Path, word: str, written: str
         ("", "no class ''"),
         ("words", "words"),
         ("on,words=allow,@anna", "words"),
+        ("@anna,@short", "short"),
+        ("@anna,@empty", "empty"),
         ("@empty", "'empty'"),
         ("@short", "'short'"),
         ("@none.txt", "none.txt"),

@@ -16,6 +16,7 @@ from edgewise_lab.evaluation.store import Cell, Store
 from edgewise_lab.evaluation.systems import (
     Outcome,
     as_graded_today,
+    graded,
     is_cut,
     max_answer_tokens,
     question_ids,
@@ -82,12 +83,13 @@ class Sweep:
         found = self._thresholds(calibration, asked)
         cells |= {Cell(wish[0].name, wish[1]): (wish[0], found[wish]) for wish in asked}
         self._answer(task, cells)
+        grades = as_graded_today if task.known else graded
         if not task.known:
             replies = (self._store.get(Cell(CLOUD.name), one) for one in task.questions)
             task = agreeing_task(task, {one.question: one.text for one in replies if one})
         return {
             cell: [
-                as_graded_today(question, kept)
+                grades(question, kept)
                 for question in task.questions
                 if (kept := self._store.get(cell, question))
             ]
