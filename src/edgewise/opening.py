@@ -308,6 +308,14 @@ def verification(
                 hint=f"{leave}, or name a cloud that continues text",
                 setting="cloud",
             )
+        whole = 1 in (settings.cloud_share, settings.escalate)
+        if settings.verify == "auto" and not (cloud.reads_well or whole):
+            raise UsageError(
+                f"{cloud.name!r} does not see that three and three are not seven, so it would "
+                "correct badly",
+                hint="name a model that sees it; with verify on edgewise try shows what this does",
+                setting="cloud",
+            )
         return "on"
     if settings.verify == "auto":
         return "off" if against or settings.price is not None else "on"

@@ -63,13 +63,25 @@ def test_doctor_says_what_it_does_not_measure(edgewise: Edgewise, reader: ChatRe
 
 
 @pytest.mark.parametrize("probed", [(2, None), (1, None), (2, "Two and two are four.")])
-def test_one_that_cannot_read_is_said_to(
-    edgewise: Edgewise, reader: ChatReader, caplog: pytest.LogCaptureFixture, probed: Verdict
+def test_one_that_cannot_read_corrects_nothing_unless_told_to(
+    edgewise: Edgewise, reader: ChatReader, tmp_path: Path, probed: Verdict
 ) -> None:
-    """Seen: Qwen2.5-Coder-1.5B gives the last, and was refused, also where try would show it."""
+    """Seen: Qwen2.5-Coder-1.5B gives the last, mends nothing and spoils a tenth of the answers."""
     reader.probed = probed
-    edgewise("run", PROMPT, "--cloud", reader.url)
-    assert "edgewise try" in caplog.text
+    cloud = ("--cloud", reader.url)
+    assert "edgewise try" in edgewise.refusal("run", PROMPT, *cloud)
+    assert not reader.asked
+    assert "edgewise try" in edgewise("doctor", *cloud, code=1).out
+    assert edgewise("run", PROMPT, *cloud, "--cloud-share", "1").out == "A whole answer.\n"
+    assert edgewise("run", PROMPT, *cloud, "--verify", "on").out
+    (tmp_path / "prompts.txt").write_text(PROMPT)
+    edgewise("try", str(tmp_path / "prompts.txt"), *cloud, "--verify", "on")
+    assert reader.asked
+
+
+def test_one_miss_is_no_weak_reader(edgewise: Edgewise, reader: ChatReader) -> None:
+    reader.misses = 1
+    assert edgewise("run", PROMPT, "--cloud", reader.url).out.startswith("It is in Central America")
 
 
 @pytest.mark.parametrize(

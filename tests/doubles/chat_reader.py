@@ -74,6 +74,7 @@ class ChatReader(Served):
         self.key: str | None = None
         self.refuses = self.cuts = self.thinks = False
         self.most = 1 << 20
+        self.misses = 0  # of the first probes
         self.thoughts = 0  # tokens of reasoning, which are in the total alone
         self.counts = True  # whether a reply has a report of usage
         self.each = 1.0  # tokens of a byte, in that report
@@ -125,6 +126,8 @@ class ChatReader(Served):
             verdict = self.judge(asked)
         elif parts is None:
             verdict = await self.whole()
+        elif self.misses:
+            self.misses, verdict = self.misses - 1, (2, None)
         if not isinstance(verdict, str):
             verdict = json.dumps({"stand": verdict[0], "replacement": verdict[1]})
         system = body.get("system") or messages[0]["content"]

@@ -100,6 +100,9 @@ class CloudModel(Protocol):
     Then `Completion.stand` says how many of the draft tokens are accepted.
     """
 
+    reads_well: bool = True
+    """False if this model missed an obvious mistake in a passage when it was connected to."""
+
     here: bool = False
     """Whether this model runs in this process, so that a slow reply does not mean a lost link."""
 

@@ -5,7 +5,6 @@ replies how many of them are accepted, and gives a replacement for the sentence 
 """
 
 import codecs
-import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -48,12 +47,10 @@ from edgewise.prompts.tool_formats import has_call
 WRITTEN = 1024
 """Most tokens of a reply with a verdict: some models reason before it, and bill that too."""
 
-PROBE_SECONDS = 60.0
+PROBE_SECONDS, _TRIES = 60.0, 2
 
 _PROBE, _STANDS = ("Two and two are four.", "Three and three are seven."), 1
 _ASKED = (Message("user", "What are two and two, and what are three and three?"),)
-
-_log = logging.getLogger(__name__)
 
 
 class _Passage(NamedTuple):
@@ -90,20 +87,17 @@ class ReaderCloud(ApiCloud):
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Check that the API gives verdicts: it is sent a passage with an obvious mistake.
 
-        A missed mistake, or a verdict that contradicts itself, is only logged, as a warning.
+        `reads_well` becomes False if it misses it twice, or its verdicts contradict themselves.
         Returns how the model is used, in words. Raises `VocabularyMismatch` if `tokenizer` is not
         the edge model's, and a `CloudError`: `CloudRejected` if the reply has not a verdict's form.
         """
         self.require_edge(tokenizer)
         begun = time.monotonic()
-        sees = self.submit(self._probe(), PROBE_SECONDS).result()
+        # A right verdict may be missed once, by a draw.
+        self.reads_well = any(
+            self.submit(self._probe(), PROBE_SECONDS).result() for _ in range(_TRIES)
+        )
         self.seconds = time.monotonic() - begun
-        if not sees:
-            _log.warning(
-                "%r does not see that three and three are not seven, so it may correct badly; "
-                "edgewise try shows what it does to your prompts",
-                self.name,
-            )
         self.vocabulary_check = (
             f"none is needed: as {self.engine.dialect} it checks and rewrites passages"
         )
