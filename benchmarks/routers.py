@@ -25,7 +25,6 @@ from edgewise.settings import Settings
 from edgewise_lab.evaluation.plan import SYSTEMS, Contender, Evaluation, manifest
 from edgewise_lab.evaluation.report import Row, rows
 from edgewise_lab.evaluation.store import Store
-from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Split, Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from edgewise_lab.training.fit import Recipe
@@ -99,7 +98,7 @@ def shown(
     """A set's table; answers are kept."""
     place = options.work / "answers" / (f"{name}-own" if options.own else name)
     tasks = (tasks[0], tasks[0]) if options.own else tasks
-    store = Store(place, manifest(*tasks, *models), Outcome)
+    store = Store(place, manifest(*tasks, *models))
     edge, cloud = models
     evaluation = Evaluation(*tasks, edge=edge, cloud=cloud, store=store, workers=options.workers)
     found = rows(evaluation.run(own, options.shares, COMPARED))

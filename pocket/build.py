@@ -26,7 +26,6 @@ ROOT = Path(__file__).parents[1]
 BUNDLED = ROOT / "src" / "edgewise" / "bundled"
 ELSEWHERE = {
     "pocketqa.jsonl.gz": ROOT / "src" / "edgewise_lab" / "evaluation" / "tasks",
-    "mid.gguf": ROOT / "tests" / "assets",
     "other.gguf": ROOT / "tests" / "assets",
 }
 """Where a file lies that is not one of the product's."""
@@ -48,7 +47,6 @@ def _made(vocabulary: Vocabulary, rows: int, *sizes: int) -> Made:
 
 MODELS = {
     "edge": _made(PAIR, 57_600, 64, 3, 2, 192),
-    "mid": _made(PAIR, 76_800, 96, 3, 3, 288),
     "cloud": _made(PAIR, 88_000, 256, 4, 4, 704),
     "other": _made(OTHER, 88_000, 256, 4, 4, 704),
 }

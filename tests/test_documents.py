@@ -130,7 +130,7 @@ def test_links_of_the_repository_hold_on_the_site(
 
 def test_the_reference_has_every_command_setting_and_path(site: Path) -> None:
     pages = {name: (site / "reference" / name).read_text() for name in REFERENCE}
-    for command in ("run", "serve", "keys add", "bench frontier"):
+    for command in ("run", "serve", "keys add", "bench link"):
         assert f"`edgewise {command}`" in pages["commands.md"]
     for setting in msgspec.structs.fields(Settings):
         assert f"`EDGEWISE_{setting.name.upper()}`; " in pages["settings.md"]

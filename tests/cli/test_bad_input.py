@@ -23,7 +23,6 @@ from tests import models
 from tests.cli.conftest import Edgewise, Result, sentence
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.hybrid_models import HybridPaths
-from tests.pocket_models import OTHER
 from tests.programs import python, run
 
 NOWHERE = "http://127.0.0.1:9"
@@ -174,9 +173,8 @@ bench link --cloud https://127.0.0.1:1 | plain HTTP
 bench link --round-trip -1 | --round-trip
 bench link --pace missing.gguf | missing.gguf
 bench link --loss 0.9 | --loss
-bench frontier --cloud {bundled("cloud")} --round-trip 5 | round trip
-bench frontier --cloud {OTHER} | one vocabulary
-bench frontier nothing | no task
+bench link --cloud {bundled("cloud")} | is not a URL
+bench link nothing | no task
 """
 
 

@@ -87,7 +87,7 @@ def engine() -> Iterator[str]:
 @pytest.fixture
 def reader(tmp_path: Path) -> Path:
     """The folder of who reads: models, questions, a router, under the names that documents use."""
-    for part, name in (("edge", "small"), ("mid", "medium"), ("cloud", "large")):
+    for part, name in (("edge", "small"), ("cloud", "large")):
         (tmp_path / f"{name}.gguf").symlink_to(bundled(part))
     shutil.copytree(bundled("router"), tmp_path / "router")
     (tmp_path / "prices.toml").write_text("input = 0.28\ncached = 0.028\noutput = 0.42\n")

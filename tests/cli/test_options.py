@@ -56,7 +56,7 @@ def test_every_setting_says_what_it_is() -> None:
     ("command", "line", "name"),
     [
         (("train", "pocketqa", "--out", "x"), "redact = 'on'", "redact"),
-        (("bench", "frontier"), "span = 4", "span"),
+        (("bench", "link"), "span = 4", "span"),
         (("run", "Hello", "--edge", "no.gguf"), "spam = 1", "spam"),
         (("gateway", "--port", "0"), "spam = 1", "spam"),
     ],

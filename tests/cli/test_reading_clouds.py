@@ -321,7 +321,6 @@ def test_a_providers_key_goes_to_its_host_unless_a_file_names_the_cloud(
     [
         "tune pocketqa --limit 20",
         "train pocketqa --limit 20 --calibration 5 --out made",
-        "bench frontier pocketqa --questions 2 --calibration 2",
         "eval pocketqa --limit 3 --calibration 1 --systems edge,cloud,static",
         "eval pocketqa --limit 3 --calibration 1 --systems edge,cloud,verify,exact",
         "eval pocketqa --limit 3 --calibration 1 --router entropy",

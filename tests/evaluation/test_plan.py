@@ -32,7 +32,7 @@ from edgewise_lab.evaluation.plan import (
 )
 from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED
 from edgewise_lab.evaluation.store import OUTCOMES, THRESHOLDS, Cell, Store
-from edgewise_lab.evaluation.systems import Outcome, cloud_share
+from edgewise_lab.evaluation.systems import cloud_share
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import grader
 
@@ -83,7 +83,7 @@ def evaluation(
         animals(2),
         edge=edge or ScriptedEdge(replying(WRONG, prompt=PROMPT, unsure=[0, 6])),
         cloud=cloud or ScriptedCloud(replying(RIGHT, prompt=PROMPT), fault=fault),
-        store=Store(folder, {"task": "animals"}, Outcome),
+        store=Store(folder, {"task": "animals"}),
         done=lambda: counted.append(None),
         deadline=deadline,
     )
@@ -293,9 +293,9 @@ def test_another_model_behind_one_address(tmp_path: Path) -> None:
     task, edge = animals(2), ScriptedEdge(noise())
     told = [manifest(task, task, edge, Behind(model)) for model in ("small", "large", "large")]
     assert told[0] != told[1] == told[2]
-    Store(tmp_path, told[0], Outcome)
+    Store(tmp_path, told[0])
     with pytest.raises(UsageError, match="other models"):
-        Store(tmp_path, told[1], Outcome)
+        Store(tmp_path, told[1])
 
 
 def test_another_context(tmp_path: Path) -> None:
@@ -305,10 +305,10 @@ def test_another_context(tmp_path: Path) -> None:
     told = [manifest(task, task, edge, cloud) for edge in edges]
     assert told[1]["contexts"] == (300,)
     assert told[0].keys() == {"format", "task", "questions", "edge", "cloud"}
-    Store(tmp_path, told[0], Outcome)
-    Store(tmp_path, told[2], Outcome)
+    Store(tmp_path, told[0])
+    Store(tmp_path, told[2])
     with pytest.raises(UsageError, match="other models"):
-        Store(tmp_path, told[1], Outcome)
+        Store(tmp_path, told[1])
 
 
 def test_a_model_in_this_process_is_known_by_its_weights() -> None:

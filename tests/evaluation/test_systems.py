@@ -14,7 +14,6 @@ from edgewise.routers.untrained import Constant, Margin
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.evaluation.systems import (
-    NEVER,
     CloudAlone,
     CommitPoint,
     Decoded,
@@ -25,7 +24,6 @@ from edgewise_lab.evaluation.systems import (
     edge_alone,
     paired,
     query_level,
-    within,
 )
 from edgewise_lab.evaluation.tasks.base import Question
 from tests.evaluation.outcomes import outcome
@@ -188,10 +186,3 @@ def test_whole_questions_stay_within_the_share(
     assert not sent or not kept or min(sent) >= max(kept)
     if share == 1.0:
         assert not kept
-
-
-def test_what_is_never_sent_is_not_sent_whatever_the_share() -> None:
-    edges = [answered(i, 10, 0.0, by_cloud=False) for i in range(3)]
-    clouds = [answered(i, 10, 0.0, by_cloud=True) for i in range(3)]
-    assert within(0.4, edges, clouds, [0.2, 0.8, 0.1]) == [1]
-    assert within(1.0, edges, clouds, [0.2, NEVER, 0.3]) == [2, 0]

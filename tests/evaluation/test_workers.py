@@ -38,14 +38,14 @@ def test_so_many_answer_at_a_time_and_the_order_is_that_of_the_questions() -> No
         return outcome(question.id)
 
     done: list[None] = []
-    store = Store(None, {}, Outcome)
+    store = Store(None, {})
     found = run(EDGE, answer, TASK.questions, store, lambda: done.append(None), workers=4)
     assert [one.question for one in found] == [one.id for one in TASK.questions]
     assert len(done) == len(found)
 
 
 def test_what_is_answered_while_another_is_under_way_is_on_disk(tmp_path: Path) -> None:
-    store, going_on = Store(tmp_path, {}, Outcome), threading.Event()
+    store, going_on = Store(tmp_path, {}), threading.Event()
     lines: list[int] = []
 
     def answer(question: Question) -> Outcome:
@@ -63,7 +63,7 @@ def test_what_is_answered_while_another_is_under_way_is_on_disk(tmp_path: Path) 
 
 
 def test_one_that_fails_ends_them_all_and_those_under_way_are_kept() -> None:
-    store, failing = Store(None, {}, Outcome), threading.Barrier(2, timeout=PATIENCE)
+    store, failing = Store(None, {}), threading.Barrier(2, timeout=PATIENCE)
 
     def answer(question: Question) -> Outcome:
         if question.id in ("0", "1"):
@@ -81,7 +81,7 @@ def test_one_that_fails_ends_them_all_and_those_under_way_are_kept() -> None:
 def evaluation(
     edge: EdgeModel, cloud: CloudModel, folder: Path | None = None, *, workers: int = 1
 ) -> Evaluation:
-    store = Store(folder, {"task": "t"}, Outcome)
+    store = Store(folder, {"task": "t"})
     return Evaluation(TASK, TASK, edge=edge, cloud=cloud, store=store, workers=workers)
 
 
@@ -118,7 +118,7 @@ def test_sessions_that_share_passes_answer_as_one_does(
             task,
             edge=edge,
             cloud=cloud,
-            store=Store(None, {}, Outcome),
+            store=Store(None, {}),
             workers=workers,
         ).run([], [], ["edge", "cloud", "exact"])
         for workers in (1, 4)

@@ -1,17 +1,14 @@
 """Edge and cloud models slowed down to the speed of slower machines."""
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
-from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -32,10 +29,6 @@ class Pace(NamedTuple):
         """
         beyond = max(1.0, ids / self.ids[-1])
         return beyond * float(np.interp(ids, self.ids, self.seconds))
-
-    def times(self, factor: float) -> "Pace":
-        """Return the pace of a model that is slower by this factor."""
-        return Pace(self.ids, tuple(factor * seconds for seconds in self.seconds))
 
 
 UNPACED = Pace((1,), (0.0,))
@@ -122,10 +115,6 @@ class _PacedSession:
         self._computed = min(self._computed, position)
 
 
-EngineTime = Callable[[int, int], float]
-"""Maps tokens written and prompt tokens computed to an engine's seconds, like `EnginePace.of`."""
-
-
 class EnginePace(NamedTuple):
     """Speed of a cloud engine, in seconds.
 
@@ -141,42 +130,3 @@ class EnginePace(NamedTuple):
         """Return the seconds of a reply of `tokens`, with `computed` uncached prompt tokens."""
         write = self.first + (tokens - 1) * self.token if tokens else 0.0
         return self.read * computed + write
-
-
-class DelayedCloud(WrappedCloud):
-    """A `CloudModel` that delegates to `cloud` and holds each completion back for a while.
-
-    `delay` returns the seconds, from the number of tokens written and the number of prompt tokens
-    that the engine computed (all, if unreported). Errors are not delayed. Parallel completions
-    are delayed in parallel.
-    """
-
-    def __init__(self, cloud: CloudModel, delay: EngineTime) -> None:
-        super().__init__(cloud, self._late)
-        self._delay = delay
-
-    def _late(self, ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
-        late, asked = Flying(), send()
-        late.add_done_callback(lambda _: asked.cancel() if late.cancelled() else None)
-        asked.add_done_callback(lambda done: self._hold(done, late, len(ids)))
-        return late
-
-    def _hold(self, done: Flying, late: Flying, prompt: int) -> None:
-        if done.cancelled() or done.exception() is not None:
-            _settle(late, done)
-            return
-        completion = done.result()
-        computed = prompt if completion.computed is None else completion.computed
-        timer = threading.Timer(self._delay(len(completion.ids), computed), _settle, (late, done))
-        timer.daemon = True
-        timer.start()
-
-
-def _settle(made: Flying, done: Flying) -> None:
-    """Give `made` the outcome of `done`, unless `made` was cancelled meanwhile."""
-    if done.cancelled() or not made.set_running_or_notify_cancel():
-        made.cancel()
-    elif (error := done.exception()) is not None:
-        made.set_exception(error)
-    else:
-        made.set_result(done.result())

@@ -31,7 +31,6 @@ from edgewise_lab.bench.pace import Pace
 from edgewise_lab.bench.speed import measure
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.eval import shares_of
-from edgewise_lab.commands.frontier import frontier
 from edgewise_lab.commands.rules import rules
 from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
@@ -41,7 +40,6 @@ from edgewise_lab.evaluation.tasks.named import with_calibration
 from edgewise_lab.tables import FigureTable
 
 app = typer.Typer(help="Measure speeds on this machine, and compare systems.", no_args_is_help=True)
-app.command()(frontier)
 app.command()(rules)
 
 EngineTime = Annotated[

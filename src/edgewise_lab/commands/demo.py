@@ -18,7 +18,7 @@ from edgewise_lab.commands.shared import figures_tables
 from edgewise_lab.evaluation.plan import Contender, Evaluation
 from edgewise_lab.evaluation.report import Row, Summary, rows, summary
 from edgewise_lab.evaluation.store import Store
-from edgewise_lab.evaluation.systems import Outcome, question_ids
+from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
@@ -74,7 +74,7 @@ def _compared(pair: Pair, questions: Task, progress: Progress) -> list[Row]:
         questions,
         edge=edge,
         cloud=cloud,
-        store=Store(None, {}, Outcome),
+        store=Store(None, {}),
         done=lambda: progress.advance(bar),
     )
     policy = replace(pair.policy, on_cloud_error="raise")

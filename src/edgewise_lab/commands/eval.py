@@ -32,7 +32,6 @@ from edgewise_lab.evaluation.plan import (
 )
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, as_csv, rows, summary
 from edgewise_lab.evaluation.store import Cell, Store
-from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
 
@@ -139,7 +138,7 @@ def _compared(
             *tasks,
             edge=edge,
             cloud=cloud,
-            store=Store(out, manifest(*tasks, edge, cloud), Outcome),
+            store=Store(out, manifest(*tasks, edge, cloud)),
             deadline=chosen.deadline,
             done=lambda: progress.advance(bar),
             workers=workers,
@@ -199,7 +198,7 @@ def contenders_of(
     chosen: Settings,
     edge: EdgeModel,
     task: Task,
-    shares: Sequence[float] = (),
+    shares: Sequence[float],
 ) -> list[Contender]:
     """Open the named routers (None: the default one) for `edge`; return each as a `Contender`.
 

@@ -27,7 +27,6 @@ from edgewise_lab.commands.eval import require_checks, require_writable, shares_
 from edgewise_lab.evaluation.plan import described
 from edgewise_lab.evaluation.report import rows as figures
 from edgewise_lab.evaluation.store import Cell, Store
-from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
 
@@ -103,7 +102,7 @@ def _sweep(
     return Sweep(
         RowEngine(edge, cloud, tokenizer),
         tokenizer,
-        Store(out, {**described(*tasks, [context]), **models, "engine": engine}, Outcome),
+        Store(out, {**described(*tasks, [context]), **models, "engine": engine}),
         context=context,
         done=lambda count: progress.advance(bar, count),
         rows=rows,

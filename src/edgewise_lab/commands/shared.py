@@ -164,23 +164,12 @@ def figures_tables(title: str, table: Sequence[Row], main: str | None = None) ->
 
     If `table` has differences of accuracy, they are to the system named `main`.
     """
-    captions = {0: _left_to_read(table[0].overall), -1: _COSTS}
-    shown = tables_of(title, table, main)
-    for place, one in enumerate(shown):
-        last = place == len(shown) - 1
-        render.show(drawn(one, captions[-1] if last else captions.get(place)))
-
-
-def tables_of(title: str, table: Sequence[Row], main: str | None = None) -> list[FigureTable]:
-    """Return tables of accuracy and times, of accuracy by kind of question, and of costs.
-
-    The second is left out if there is only one kind. `main` is as in `figures_tables`.
-    """
     figures = [row.overall for row in table]
-    shown = [_accuracies(f"{title} (95% intervals)", figures, main)]
+    right = _accuracies(f"{title} (95% intervals)", figures, main)
+    render.show(drawn(right, _left_to_read(figures[0])))
     if len(table[0].families) > 1:
-        shown.append(_by_family(table))
-    return [*shown, _costs(figures)]
+        render.show(drawn(_by_family(table)))
+    render.show(drawn(_costs(figures), _COSTS))
 
 
 def drawn(table: FigureTable, caption: str | None = None) -> Table:
@@ -205,9 +194,6 @@ def _accuracies(title: str, table: Sequence[Figures], main: str | None) -> Figur
         "gap\nrecovered": _gap,
         "strictly\nright": lambda one: f"{one.strict_accuracy:.0%}",
         "cut": lambda one: f"{one.cut:.0%}",
-        "time p50 /\np95, s": lambda one: _timed(one, "{0.time_p50:.2f} / {0.time_p95:.2f}"),
-        "first\ntoken, s": lambda one: _timed(one, "{0.ttft:.2f}"),
-        "longest\ngap, s": lambda one: _timed(one, "{0.gap:.2f}"),
     }
     # If no prompt asks for a format, nothing is strictly right.
     if not any(one.strict_accuracy for one in table):
@@ -229,10 +215,6 @@ def _table(
 def _gap(one: Figures) -> str:
     bare = one.system in (report.EDGE.system, report.CLOUD.system)
     return "" if bare else gap(one.gap_recovered, one.gap_interval)
-
-
-def _timed(one: Figures, form: str) -> str:
-    return form.format(one.timing) if one.timing else ""
 
 
 def _in_points(value: float | None, interval: Interval | None) -> str:
@@ -270,20 +252,7 @@ def _costs(table: Sequence[Figures]) -> FigureTable:
         "wasted": lambda one: _each(one.wasted_tokens, one.questions),
         "cloud\nwork": lambda one: metered(one.cloud_work, ".0%"),
     }
-    for name in table[0].timing.bills if table[0].timing else ():
-        columns[f"bill:\n{name}"] = lambda one, name=name: metered(
-            one.timing and one.timing.bills[name], ".2f"
-        )
-    columns["its engine,\ns"] = lambda one: (
-        metered(one.timing.engine_seconds, ".2f") if one.timing else ""
-    )
-    columns["sent / received,\nbytes"] = lambda one: (
-        f"{metered(one.timing.sent, ',.0f')} / {metered(one.timing.received, ',.0f')}"
-        if one.timing
-        else ""
-    )
-    columns["edge passes /\nids"] = lambda one: _timed(one, "{0.decodes:.1f} / {0.positions:.0f}")
-    asking = [one for one in table if one.cloud_calls or one.timing]
+    asking = [one for one in table if one.cloud_calls]
     return _table("Asked of the cloud, tokens an answer", columns, asking)
 
 

@@ -90,14 +90,14 @@ class Contender(msgspec.Struct, frozen=True):
         self,
         shares: Sequence[float],
         find: Callable[[Sequence[float]], Mapping[float, Calibrated]],
-        store: Store[Any] | None = None,
+        store: Store | None = None,
     ) -> dict[float, float]:
         """Return the threshold for each cloud share in `shares`.
 
         Each comes from the router's card, else from `store` (None: nothing is stored). `find` is
         called once with the shares that have neither; the thresholds that it returns are stored.
         """
-        store, identity = store or Store(None, {}, Outcome), self.identity or ""
+        store, identity = store or Store(None, {}), self.identity or ""
         cells = {share: Cell(self.name, share) for share in shares}
         known = {share: self.card.threshold(share) if self.card else None for share in shares}
         for share, cell in cells.items():
@@ -125,7 +125,7 @@ class Evaluation:
         *,
         edge: EdgeModel,
         cloud: CloudModel,
-        store: Store[Outcome],
+        store: Store,
         deadline: float | None = None,
         done: Callable[[], None] = lambda: None,
         workers: int = 1,
@@ -326,9 +326,9 @@ class Evaluation:
         """Whether an earlier run has stored all outcomes of the cell."""
         return all(self.store.get(cell, question) for question in self.task.questions)
 
-    def _store_of(self, contender: Contender) -> Store[Outcome]:
+    def _store_of(self, contender: Contender) -> Store:
         """Return the store of a router's outcomes; without an identity nothing is stored."""
-        return Store(None, {}, Outcome) if contender.identity is None else self.store
+        return Store(None, {}) if contender.identity is None else self.store
 
 
 def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence[str]:

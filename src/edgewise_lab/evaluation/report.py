@@ -30,41 +30,6 @@ SERVED = ", served"
 Outcomes = Mapping[Cell, Sequence[Outcome]]
 Grade = Callable[[Outcome], bool]
 
-Clock = Literal["measured", "composed"]
-"""Whether times were measured, or composed: added up from measured times of other systems."""
-
-
-class TimedFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Times and costs of one system, as means per answer unless stated; None is unknown.
-
-    `answers` counts the timed answers. `time` is the duration of an answer in seconds, `time_p50`
-    and `time_p95` its median and 95th percentile; `ttft` is the median time to first token, `gap`
-    the 95th percentile of an answer's longest pause between two tokens, both in seconds.
-
-    `decodes` counts the edge's forward passes, `positions` the tokens in them, `requests` the
-    requests to the cloud, cancelled ones included. `read` is the number of prompt tokens that the
-    cloud's engine computed, `engine_seconds` the time it took. `bills` maps a price list's name to
-    the bill, as a fraction of the cloud alone's. `sent` and `received` are bytes over the link.
-    `note` is a remark for readers.
-    """
-
-    answers: int
-    clock: Clock
-    note: str
-    time: float
-    time_p50: float
-    time_p95: float
-    ttft: float
-    gap: float
-    decodes: float
-    positions: float
-    requests: float
-    read: float | None
-    engine_seconds: float | None
-    bills: dict[str, float | None]
-    sent: float | None
-    received: float | None
-
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one system on some questions; rates are fractions, intervals 95% intervals.
@@ -118,7 +83,6 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     difference_interval: Interval | None = None
     strict_difference: float | None = None
     strict_difference_interval: Interval | None = None
-    timing: TimedFigures | None = None
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -315,7 +279,7 @@ def as_csv(table: Sequence[Row]) -> str:
     The family `all` is all questions. Intervals have columns `_low` and `_high`; None is empty.
     """
     text = io.StringIO()
-    fields = [name for name in Figures.__struct_fields__ if name != "timing"]
+    fields = Figures.__struct_fields__
     names = [name for name in fields if "interval" not in name]
     intervals = [name for name in fields if "interval" in name]
     bounds = [f"{name}_{end}" for name in intervals for end in ("low", "high")]

@@ -5,11 +5,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from edgewise.errors import UsageError
+from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Question
 
 MANIFEST = "manifest.json"
@@ -71,15 +72,6 @@ def append(path: Path, line: msgspec.Struct) -> None:
         file.write(msgspec.json.encode(line) + b"\n")
 
 
-class Answered(Protocol):
-    """Protocol of an answer that a `Store` can keep; `question` is the id of its question."""
-
-    @property
-    def question(self) -> str: ...
-
-
-Kept = TypeVar("Kept", bound=Answered)
-
 OUTCOMES, THRESHOLDS = "outcomes.jsonl", "thresholds.jsonl"
 
 
@@ -97,9 +89,9 @@ class _Key(msgspec.Struct, frozen=True):
     router: str
 
 
-class _Line(msgspec.Struct, Generic[Kept], frozen=True):
+class _Line(msgspec.Struct, frozen=True):
     key: _Key
-    outcome: Kept
+    outcome: Outcome
 
 
 class _Threshold(msgspec.Struct, frozen=True):
@@ -107,7 +99,7 @@ class _Threshold(msgspec.Struct, frozen=True):
     threshold: float
 
 
-class Store(Generic[Kept]):
+class Store:
     """Outcomes and thresholds of an evaluation, kept in a folder or only in memory.
 
     With a folder, a later run with the same manifest resumes. In all methods `router` is the digest
@@ -115,35 +107,33 @@ class Store(Generic[Kept]):
     retrained router, or another one with the same name, has outcomes of its own.
     """
 
-    def __init__(
-        self, folder: Path | None, manifest: Mapping[str, object], kind: type[Kept]
-    ) -> None:
+    def __init__(self, folder: Path | None, manifest: Mapping[str, object]) -> None:
         """Open the store in `folder` (None: in memory) and read what earlier runs stored.
 
-        `manifest` describes what the outcomes depend on, models and questions; `kind` is their
-        type. Raises `UsageError` if the folder has a different manifest or damaged files.
+        `manifest` describes what the outcomes depend on, models and questions. Raises `UsageError`
+        if the folder has a different manifest or damaged files.
         """
         self._folder = folder
-        self._outcomes: dict[_Key, dict[str, Kept]] = {}
+        self._outcomes: dict[_Key, dict[str, Outcome]] = {}
         self._thresholds: dict[_Key, float] = {}
         if folder is not None:
             lock_folder(folder, manifest)
-            for line in read(folder / OUTCOMES, _Line[kind]):
+            for line in read(folder / OUTCOMES, _Line):
                 self._keep(line)
             for line in read(folder / THRESHOLDS, _Threshold):
                 self._thresholds[line.key] = line.threshold
 
-    def add(self, cell: Cell, outcome: Kept, router: str = "") -> None:
+    def add(self, cell: Cell, outcome: Outcome, router: str = "") -> None:
         """Store the outcome of one question, under `cell` and the digest `router` of its router."""
         line = _Line(_Key(cell, router), outcome)
         self._append(OUTCOMES, line)
         self._keep(line)
 
-    def get(self, cell: Cell, question: Question, router: str = "") -> Kept | None:
+    def get(self, cell: Cell, question: Question, router: str = "") -> Outcome | None:
         """Return the question's outcome stored under `cell` and the digest `router`, or None."""
         return self._outcomes.get(_Key(cell, router), {}).get(question.id)
 
-    def last(self, cell: Cell, router: str = "") -> Kept | None:
+    def last(self, cell: Cell, router: str = "") -> Outcome | None:
         """Return the outcome added last under `cell` and the digest `router`, or None."""
         return next(reversed(self._outcomes.get(_Key(cell, router), {}).values()), None)
 
@@ -157,7 +147,7 @@ class Store(Generic[Kept]):
         """Return the threshold stored for `cell` and the router's digest `router`, or None."""
         return self._thresholds.get(_Key(cell, router))
 
-    def _keep(self, line: _Line[Kept]) -> None:
+    def _keep(self, line: _Line) -> None:
         self._outcomes.setdefault(line.key, {})[line.outcome.question] = line.outcome
 
     def _append(self, name: str, line: msgspec.Struct) -> None:
@@ -167,15 +157,15 @@ class Store(Generic[Kept]):
 
 def run(
     cell: Cell,
-    answer: Callable[[Question], Kept],
+    answer: Callable[[Question], Outcome],
     questions: Sequence[Question],
-    store: Store[Kept],
+    store: Store,
     done: Callable[[], None] = lambda: None,
     *,
     router: str = "",
-    settle: Callable[[Kept], Kept] = lambda outcome: outcome,
+    settle: Callable[[Outcome], Outcome] = lambda outcome: outcome,
     workers: int = 1,
-) -> list[Kept]:
+) -> list[Outcome]:
     """Answer all questions with one system and return the outcomes in the questions' order.
 
     `answer` is called, by `workers` threads, for the questions that have no outcome in `store`

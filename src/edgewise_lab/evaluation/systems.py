@@ -1,18 +1,17 @@
 """The systems that are compared: each answers a question, greedily, and reports what it cost."""
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
 from functools import reduce
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from edgewise.cloud.base import CloudModel, ConsultRequest
-from edgewise.completion import Completion, metered
+from edgewise.completion import metered
 from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
 from edgewise.errors import CloudError, ContextOverflow
-from edgewise.events import Event, Finished, Token
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
 from edgewise.loop.policy import Budget, Policy, SharedBudget
@@ -114,26 +113,6 @@ def asking(question: Question) -> Generator[None]:
         raise
 
 
-Saw = Callable[[str], None]
-"""A callback that gets each piece of an answer's text as it arrives."""
-
-
-def unseen(text: str) -> None:
-    """Do nothing: the callback `saw` of callers that only want the whole answer."""
-
-
-class System(Protocol):
-    """A way to answer questions, such as the edge alone, the cloud alone or a pair."""
-
-    def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
-        """Return the graded greedy answer; `saw` gets each piece of its text as it arrives.
-
-        Raises a `CloudError` if the cloud model fails: going on with the edge alone would mix two
-        systems in one figure.
-        """
-        ...
-
-
 def written(question: Question, text: str, output_tokens: int, **costs: Any) -> Outcome:
     """Grade a system's answer `text` to `question`, and return its outcome.
 
@@ -198,20 +177,13 @@ class Decoded:
         longest = max_answer_tokens(len(prompt.ids), self._max_tokens, *contexts)
         return self.decoder.stream(prompt, max_tokens=longest, budget=budget, follow=follow)
 
-    def ask(self, question: Question, saw: Saw = unseen) -> Answer:
-        """Return the answer with its tokens; `saw` gets each piece of its text as it arrives."""
+    def ask(self, question: Question) -> Answer:
+        """Return the answer with its tokens."""
         with asking(question), self.stream(question) as events:
-            return collect(_watched(events, saw))
+            return collect(events)
 
-    def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
-        return outcome_of(question, self.ask(question, saw))
-
-
-def _watched(events: Iterable[Event], saw: Saw) -> Iterator[Event]:
-    for event in events:
-        if isinstance(event, Token | Finished):
-            saw(event.text)
-        yield event
+    def answer(self, question: Question) -> Outcome:
+        return outcome_of(question, self.ask(question))
 
 
 class AsServed:
@@ -259,19 +231,18 @@ def paired(
     cloud: CloudModel,
     *,
     deadline: float | None = None,
-    speculate: int = 0,
     max_cloud_tokens: int | None = None,
 ) -> Decoder:
     """Return a decoder that asks the cloud for each token whose score reaches `threshold`.
 
-    A request to it may take `deadline` seconds (None: see `Policy`), while the edge drafts up to
-    `speculate` tokens. `max_cloud_tokens` limits the cloud's tokens in one answer (None: no limit).
-    A cloud that fails raises a `CloudError`: the edge alone would mix two systems in one figure.
+    A request to it may take `deadline` seconds (None: see `Policy`). `max_cloud_tokens` limits the
+    cloud's tokens in one answer (None: no limit). A cloud that fails raises a `CloudError`: the
+    edge alone would mix two systems in one figure.
     """
     policy = Policy(
         threshold=threshold,
         deadline=deadline,
-        speculate=speculate,
+        speculate=0,
         max_cloud_tokens=max_cloud_tokens,
         on_cloud_error="raise",
     )
@@ -279,36 +250,28 @@ def paired(
 
 
 class CloudAlone:
-    """The cloud model alone, asked for the whole answer at once or for `span` tokens at a time."""
+    """The cloud model alone, asked for the whole answer at once."""
 
-    def __init__(
-        self, cloud: CloudModel, tokenizer: Tokenizer, max_tokens: int, span: int | None = None
-    ) -> None:
-        self._cloud, self._tokenizer = cloud, tokenizer
-        self._max_tokens, self._span = max_tokens, span or max_tokens
+    def __init__(self, cloud: CloudModel, tokenizer: Tokenizer, max_tokens: int) -> None:
+        self._cloud, self._tokenizer, self._max_tokens = cloud, tokenizer, max_tokens
 
-    def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
+    def answer(self, question: Question) -> Outcome:
         prompt = question_prompt(self._tokenizer, question)
-        begun, ids, consults = time.monotonic(), list[int](), list[Completion]()
+        begun = time.monotonic()
         with asking(question), closing(self._cloud.open(prompt)) as session:
-            while len(ids) < self._max_tokens and (not ids or is_cut(self._tokenizer, ids)):
-                n = min(self._span, self._max_tokens - len(ids))
-                request = ConsultRequest([*prompt.ids, *ids], n, CLOUD_DEADLINE)
-                consults.append(session.ask(request).result())
-                ids += consults[-1].ids
-                saw(text_of(self._tokenizer, consults[-1].ids))
-                if len(consults[-1].ids) < n:
-                    break  # the cloud's context is full
+            request = ConsultRequest(list(prompt.ids), self._max_tokens, CLOUD_DEADLINE)
+            reply = session.ask(request).result()
+        ids = reply.ids
         return written(
             question,
             text_of(self._tokenizer, ids),
             len(ids),
             cut=is_cut(self._tokenizer, ids),
             cloud_tokens=len(ids),
-            written=sum(one.billed for one in consults),
-            consults=len(consults),
-            cached=total(one.cached for one in consults),
-            computed=total(one.computed for one in consults),
+            written=reply.billed,
+            consults=1,
+            cached=reply.cached,
+            computed=reply.computed,
             seconds=time.monotonic() - begun,
         )
 
@@ -388,11 +351,11 @@ class CommitPoint:
     def __init__(self, edge: EdgeModel, cloud: CloudModel, max_tokens: int) -> None:
         self._edge, self._cloud, self._max_tokens = edge, cloud, max_tokens
 
-    def answer(self, question: Question, saw: Saw = unseen) -> Outcome:
-        """Answer with at most one cloud token; `saw` gets each piece of the answer's text."""
+    def answer(self, question: Question) -> Outcome:
+        """Answer with at most one cloud token."""
         place = AtPosition(commit_position(self._edge, question, self._max_tokens))
         decoder = paired(self._edge, place, 1.0, self._cloud, max_cloud_tokens=1)
-        return Decoded(decoder, self._max_tokens).answer(question, saw)
+        return Decoded(decoder, self._max_tokens).answer(question)
 
 
 class AtPosition:
@@ -449,7 +412,7 @@ def query_level(edge: Sequence[Outcome], cloud: Sequence[Outcome], share: float)
     these the times of both models add up.
     """
     chosen = list(edge)
-    for i in within(share, edge, cloud, [outcome.uncertainty for outcome in edge]):
+    for i in _most_uncertain(share, edge, cloud):
         chosen[i] = msgspec.structs.replace(
             cloud[i],
             uncertainty=edge[i].uncertainty,
@@ -459,25 +422,17 @@ def query_level(edge: Sequence[Outcome], cloud: Sequence[Outcome], share: float)
     return chosen
 
 
-NEVER = float("-inf")
-"""Score of a question that is never sent to the cloud."""
-
-
-def within(
-    share: float, edge: Sequence[Outcome], cloud: Sequence[Outcome], scores: Sequence[float]
-) -> list[int]:
-    """Return the indices of the questions that the cloud answers, the highest scores first.
+def _most_uncertain(share: float, edge: Sequence[Outcome], cloud: Sequence[Outcome]) -> list[int]:
+    """Return the indices of the questions that the cloud answers, the edge's least sure first.
 
     Questions are added while the cloud's tokens stay within `share` (0 to 1) of all output tokens.
-    `edge` and `cloud` are the outcomes of either alone; `scores` has one number for each question,
-    `NEVER` if the cloud must not answer it.
     """
     sent: list[int] = []
     output, by_cloud = sum(o.output_tokens for o in edge), 0
-    for i in sorted(range(len(edge)), key=lambda i: -scores[i]):
+    for i in sorted(range(len(edge)), key=lambda i: -edge[i].uncertainty):
         output += cloud[i].output_tokens - edge[i].output_tokens
         by_cloud += cloud[i].cloud_tokens
-        if by_cloud > share * output or scores[i] == NEVER:
+        if by_cloud > share * output:
             break
         sent.append(i)
     return sent

@@ -54,7 +54,7 @@ class Sweep:
         self,
         engine: RowEngine,
         tokenizer: Tokenizer,
-        store: Store[Outcome],
+        store: Store,
         *,
         context: int,
         done: Callable[[int], None] = lambda count: None,
