@@ -1,10 +1,10 @@
 """What routers buy on the bundled pair: `python -m benchmarks.routers`.
 
 Trains a router for every label with several seeds, and compares them with those that need no
-training, whole questions, the commit point and the oracle: on ordinary questions, on other
-wordings, on other facts, and on each family with routers that were trained without it. One
-threshold for all families, set on the calibration questions; with `--own` on the very questions, so
-that all routers spend alike. Prints Markdown. All is kept in `--work`: interrupted, it goes on.
+training and with whole questions: on ordinary questions, on other wordings, on other facts, and on
+each family with routers that were trained without it. One threshold for all families, set on the
+calibration questions; with `--own` on the very questions, so that all routers spend alike. Prints
+Markdown. All is kept in `--work`: interrupted, it goes on.
 """
 
 import argparse

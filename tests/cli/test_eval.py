@@ -47,7 +47,7 @@ def test_a_whole_report(edgewise: Edgewise, tmp_path: Path) -> None:
     shares = ("--cloud-share", "0.05", "--cloud-share", "0.1")
     files = ("--csv", "figures.csv", "--out", "done")
     first = edgewise("eval", "pocketqa", *arguments, *shares, *files)
-    for said in ("margin", "entropy", "random", "query-level", "oracle", "recovered"):
+    for said in ("margin", "entropy", "random", "query-level", "exact", "recovered"):
         assert said in first.out
     lines = list(csv.DictReader((tmp_path / "figures.csv").read_text().splitlines()))
     assert {line["family"] for line in lines} == {"all", *pocketqa().families}

@@ -24,12 +24,12 @@ def outcomes(right: str, *, families: tuple[str, ...] = FAMILIES, cloud: int = 0
 
 
 def found(families: tuple[str, ...] = FAMILIES) -> dict[Cell, list[Outcome]]:
-    oracle = outcomes("xX.x", families=families, cloud=1)
+    exact = outcomes("xX.x", families=families, cloud=1)
     return {
         EDGE: outcomes("x...", families=families),
         CLOUD: outcomes("xXXX", families=families, cloud=10),
         Cell("query-level", 0.05): outcomes("Xx..", families=families, cloud=2),
-        Cell("oracle"): [replace(one, cached=None, computed=None) for one in oracle],
+        Cell("exact"): [replace(one, cached=None, computed=None) for one in exact],
     }
 
 

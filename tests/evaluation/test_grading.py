@@ -13,7 +13,6 @@ from edgewise_lab.evaluation.tasks.grading import (
     agreeing,
     extract_choice,
     extract_number,
-    first_mention,
     is_right,
     is_strictly_right,
     overlap,
@@ -159,27 +158,6 @@ LIST = "A. complete job B. learn new things C. die D. have fun E. get paid"
 )
 def test_a_letter_names_a_choice_as_such_only(text: str, choice: str | None) -> None:
     assert extract_choice(text, JOBS) == choice
-
-
-@pytest.mark.parametrize(
-    ("text", "at"),
-    [
-        ("To have fun is best. Therefore, the answer is die (c).", 3),
-        ("Fun. Therefore, the answer is die (c).", 30),
-        ("Die, of course", 0),
-        ("I say (b).", 7),
-        ("B. learn new things", 0),
-        ("It is what they like, as all know.\n\n**Answer:** B", 48),
-        ("Answer: B) learn new things", 8),
-        ("Therefore, C.", 11),
-        (f"{LIST} Therefore, die.", len(LIST) + 12),
-        ("A diesel engine", None),
-        ("No idea", None),
-        ("", None),
-    ],
-)
-def test_where_a_choice_is_named_first(text: str, at: int | None) -> None:
-    assert first_mention(text, JOBS) == at
 
 
 @pytest.mark.parametrize("count", [1, 2, 10, 11, 26])

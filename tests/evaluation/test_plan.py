@@ -18,11 +18,8 @@ from edgewise.testing.scripted_cloud import Failing, ScriptedCloud
 from edgewise.testing.scripted_edge import HIDDEN, ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.plan import (
     BASELINES,
-    COMMIT_POINT,
     EXACT,
     NO_BASELINES,
-    ORACLE,
-    SOME_COMMIT_POINTS,
     SYSTEMS,
     VERIFY,
     Contender,
@@ -160,7 +157,7 @@ def test_baselines_are_named_once() -> None:
     assert [cell.system for cell in found] == [
         *("edge", "cloud", "random"),
         *(name for name in BASELINES if name != "random"),
-        *("query-level", "commit-point"),
+        "query-level",
     ]
 
 
@@ -191,13 +188,6 @@ def test_verification_is_a_baseline_where_the_cloud_can() -> None:
     assert 0 < sum(o.changed for o in found[EXACT]) < sum(o.output_tokens for o in found[EXACT])
 
 
-def test_a_task_of_both_kinds_says_that_some_have_no_commit_point() -> None:
-    mixed = Task("mixed", (*animals(1).questions, *numbers.questions), 80)
-    found = evaluation(task=mixed).commit_point()
-    assert list(found) == [SOME_COMMIT_POINTS]
-    assert [o.consults for o in found[SOME_COMMIT_POINTS]] == [1, 0]
-
-
 def test_a_question_that_leaves_no_room_is_refused_before_any_answer() -> None:
     long = Question("long", "zoo", PROMPT * 300, "dog", "regex")
     task = Task("animals", (*animals(1).questions, long), 80)
@@ -221,9 +211,7 @@ def test_at_the_end_of_a_context_every_system_answers(edge_room: int, cloud_room
     written = {cell: {o.output_tokens for o in outcomes} for cell, outcomes in found.items()}
     assert (written[EDGE], written[CLOUD]) == ({edge_room + 1}, {cloud_room + 1})
     pairs = [Cell(name, 0.1) for name in ("always", *BASELINES)]
-    assert {n for cell in (*pairs, COMMIT_POINT) for n in written[cell]} == {
-        min(edge_room, cloud_room) + 1
-    }
+    assert {n for cell in pairs for n in written[cell]} == {min(edge_room, cloud_room) + 1}
 
 
 def test_without_answers_the_clouds_own_are_what_is_agreed_with(tmp_path: Path) -> None:
@@ -246,14 +234,6 @@ def test_kept_answers_are_graded_as_today(tmp_path: Path) -> None:
     found = evaluation(tmp_path).run([], [], [EDGE.system])
     assert [(one.right, one.grader) for one in found[EDGE]] == [(False, grader())] * 3
     assert (tmp_path / OUTCOMES).read_text() == lines
-
-
-def test_the_oracle_needs_the_weights() -> None:
-    local = LocalCloud(ScriptedEdge(replying(RIGHT, prompt=PROMPT)))
-    with closing(local):
-        found = evaluation(cloud=local).run([], [], [COMMIT_POINT.system, ORACLE.system])
-    assert list(found) == [COMMIT_POINT, ORACLE]
-    assert all(outcome.right for outcome in found[ORACLE])
 
 
 @pytest.mark.parametrize("gone", range(0, 30, 3))

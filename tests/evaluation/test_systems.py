@@ -1,26 +1,19 @@
 """The systems that are compared: what each answers, and what it says that this cost."""
 
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from edgewise.addresses import bundled
-from edgewise.edge.base import Tokenizer
-from edgewise.edge.llamacpp import LlamaModel
 from edgewise.routers.untrained import Constant, Margin
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
-    CommitPoint,
     Decoded,
     Outcome,
     changed_share,
     cloud_share,
-    commit_point,
     edge_alone,
     paired,
     query_level,
@@ -105,60 +98,6 @@ def test_shares_are_of_all_tokens_together() -> None:
     assert cloud_share([few, replace(many, wasted_tokens=10)]) == 0.2
     assert changed_share([few, many]) == 0.0
     assert changed_share([many]) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "asked"),
-    [
-        ("It is a cat.", 8),
-        ("A dog or a cat", 2),
-        ("Dogs are no cat.", 12),
-        ("cat", 0),
-        ("I say (b).", 7),
-        ("neither of them", None),
-    ],
-)
-def test_the_commit_point_is_where_a_choice_begins(text: str, asked: int | None) -> None:
-    model = cloud()
-    found = CommitPoint(edge(text), model, 40).answer(QUESTION)
-    wanted = [] if asked is None else [((*PROMPT.encode(), *text[:asked].encode()), 1)]
-    assert model.asks == wanted
-    assert found.consults == found.cloud_tokens == len(wanted)
-    assert found.text[:asked] == text[:asked]
-
-
-@pytest.fixture(scope="module", params=["bpe", "spm", "bundled"])
-def tokenizer(request: pytest.FixtureRequest) -> Iterator[Tokenizer]:
-    path = bundled("edge")
-    if request.param != "bundled":
-        path = request.getfixturevalue(f"{request.param}_path")
-    with LlamaModel(path, threads=1) as model:
-        yield model.tokenizer
-
-
-@given(
-    before=st.text("the inhabit .,\n", max_size=12),
-    choice=st.sampled_from(("thing one", "thing two", "the end", "crème", "inn")),
-    after=st.text("the inhabit .,\n", max_size=12),
-    capital=st.booleans(),
-)
-def test_the_commit_point_holds_a_choice_s_first_letter(
-    tokenizer: Tokenizer, before: str, choice: str, after: str, capital: bool
-) -> None:
-    """However a tokenizer cuts text: spaces alone, letters alone, whole words with a space."""
-    choices = ("thing one", "thing two", "the end", "crème")
-    named = choice.capitalize() if capital else choice
-    ids = tokenizer.encode(f"{before} {named} {after}")
-    question = Question("q", "f", "", choices[0], "choice", choices=choices)
-    at = commit_point(tokenizer, ids, question)
-    if choice not in choices:
-        assert at is None
-        return
-    assert at is not None
-    parts = [b"".join(map(tokenizer.piece, part)) for part in (ids[:at], ids[: at + 1])]
-    whole = b"".join(map(tokenizer.piece, ids))
-    opening = whole.index(f" {named} ".encode()) + 1
-    assert len(parts[0]) <= opening < len(parts[1])
 
 
 sizes = st.lists(

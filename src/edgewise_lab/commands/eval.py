@@ -62,7 +62,7 @@ def evaluate(
     router: shared.Routers = None,
     cloud_share: shared.TargetShares = None,
     baselines: Annotated[
-        bool, typer.Option(help="Other routers, verification, commit point, query level, oracle.")
+        bool, typer.Option(help="Other routers, verification, query level.")
     ] = True,
     systems: Annotated[
         str | None, typer.Option(metavar="NAME,...", help=f"Only these: {', '.join(SYSTEMS)}.")

@@ -5,7 +5,6 @@ A *system* is one way to answer: the edge model alone, the cloud model alone, or
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -24,13 +23,11 @@ from edgewise.routers.card import RouterCard
 from edgewise.routers.named import identity_named, router_named
 from edgewise_lab.evaluation.able_reader import AbleReader
 from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
-from edgewise_lab.evaluation.oracle import Oracle
 from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED, Figures, Row
 from edgewise_lab.evaluation.store import Cell, Store, run
 from edgewise_lab.evaluation.systems import (
     AsServed,
     CloudAlone,
-    CommitPoint,
     Decoded,
     Outcome,
     as_graded_today,
@@ -46,20 +43,17 @@ from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
 
 VERIFY, PASSAGES = "verify", "passages"
-COMMIT_POINT, ORACLE, EXACT = Cell("commit-point"), Cell("oracle"), Cell("exact")
+EXACT = Cell("exact")
 QUERY_LEVEL = "query-level"
-SOME_COMMIT_POINTS = Cell("commit-point (choices)")
-"""Name of the system COMMIT_POINT if some questions have no choices; the edge answers those."""
 
 BASELINES = ("random", "max-prob", "entropy", "margin")
 OF_ROUTERS = ("served", "static")
 CALIBRATED = ("static", *BASELINES)
 """Systems that need a threshold for each cloud share, unless the router's card has it."""
 NO_BASELINES = (EDGE.system, CLOUD.system, *OF_ROUTERS)
-_BOUNDS = (COMMIT_POINT.system, ORACLE.system)
 OF_READERS = (EDGE.system, CLOUD.system, QUERY_LEVEL, VERIFY)
 """Systems of a cloud that reads passages: it writes no tokens, so no router asks it for any."""
-_ALL = (*NO_BASELINES, *BASELINES, QUERY_LEVEL, VERIFY, EXACT.system, *_BOUNDS)
+_ALL = (*NO_BASELINES, *BASELINES, QUERY_LEVEL, VERIFY, EXACT.system)
 SYSTEMS = (*_ALL, PASSAGES)
 """Names of all systems, as `--systems` takes them.
 
@@ -209,10 +203,6 @@ class Evaluation:
             yield len(shares), partial(self.verified, shares, PASSAGES, able)
         if self.cloud.verifies and EXACT.system in systems:
             yield 1, self.exact
-        if COMMIT_POINT.system in systems and any(one.choices for one in self.task.questions):
-            yield 1, self.commit_point
-        if ORACLE.system in systems and self.cloud.local is not None:
-            yield 1, self.oracle
 
     def alone(self, cells: Collection[Cell] = (EDGE, CLOUD)) -> dict[Cell, list[Outcome]]:
         """Return the outcomes of edge alone (`EDGE`) and cloud alone (`CLOUD`), if in `cells`.
@@ -295,23 +285,6 @@ class Evaluation:
             )
             found[cell] = self._cell(cell, system.answer, store=store, router=identity or "")
         return found
-
-    def commit_point(self) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of `CommitPoint`, a system for multiple-choice questions.
-
-        The cloud writes one token: the one with which the edge alone first names a choice. The edge
-        answers questions without choices; if there are any, the key is `SOME_COMMIT_POINTS`.
-        """
-        every = all(question.choices for question in self.task.questions)
-        system = CommitPoint(self.edge, self.cloud, self.task.max_tokens)
-        cell = COMMIT_POINT if every else SOME_COMMIT_POINTS
-        return {cell: self._cell(cell, system.answer)}
-
-    def oracle(self) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of an `Oracle`; the cloud model must run in this process."""
-        assert self.cloud.local is not None
-        with closing(Oracle(self.edge, self.cloud.local, self.task.max_tokens)) as oracle:
-            return {ORACLE: self._cell(ORACLE, oracle.answer, workers=1)}
 
     def _cell(
         self, cell: Cell, answer: Callable[[Question], Outcome], **options: Any

@@ -10,7 +10,7 @@ import msgspec
 
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.completion import metered
-from edgewise.edge.base import EdgeModel, Needs, Step, Tokenizer
+from edgewise.edge.base import EdgeModel, Tokenizer
 from edgewise.errors import CloudError, ContextOverflow
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.generation import Generation
@@ -19,7 +19,7 @@ from edgewise.prompts import Prompt, prompt_of
 from edgewise.routers.base import Router
 from edgewise.routers.untrained import MaxProb
 from edgewise_lab.evaluation.tasks.base import Question, Task
-from edgewise_lab.evaluation.tasks.grading import first_mention, grader, is_right, is_strictly_right
+from edgewise_lab.evaluation.tasks.grading import grader, is_right, is_strictly_right
 
 
 def max_answer_tokens(prompt: int, max_tokens: int, *contexts: int) -> int:
@@ -231,21 +231,13 @@ def paired(
     cloud: CloudModel,
     *,
     deadline: float | None = None,
-    max_cloud_tokens: int | None = None,
 ) -> Decoder:
     """Return a decoder that asks the cloud for each token whose score reaches `threshold`.
 
-    A request to it may take `deadline` seconds (None: see `Policy`). `max_cloud_tokens` limits the
-    cloud's tokens in one answer (None: no limit). A cloud that fails raises a `CloudError`: the
-    edge alone would mix two systems in one figure.
+    A request to it may take `deadline` seconds (None: see `Policy`). A cloud that fails raises a
+    `CloudError`: the edge alone would mix two systems in one figure.
     """
-    policy = Policy(
-        threshold=threshold,
-        deadline=deadline,
-        speculate=0,
-        max_cloud_tokens=max_cloud_tokens,
-        on_cloud_error="raise",
-    )
+    policy = Policy(threshold=threshold, deadline=deadline, speculate=0, on_cloud_error="raise")
     return Decoder(edge, router=router, policy=policy, cloud=cloud)
 
 
@@ -338,69 +330,6 @@ def changed_share(found: Sequence[Outcome]) -> float | None:
     """Return how many edge tokens the cloud changed per answered request; None without any."""
     consults = sum(o.consults for o in found)
     return sum(o.changed for o in found) / consults if consults else None
-
-
-class CommitPoint:
-    """A system that asks the cloud for one token, the one where the edge first names a choice.
-
-    Most answers to multiple-choice questions name the choice before the conclusion, so this token
-    decides. The edge answers alone, to find the token's position; then it answers again, and the
-    cloud writes that token. If the edge alone names no choice, it writes the second answer alone.
-    """
-
-    def __init__(self, edge: EdgeModel, cloud: CloudModel, max_tokens: int) -> None:
-        self._edge, self._cloud, self._max_tokens = edge, cloud, max_tokens
-
-    def answer(self, question: Question) -> Outcome:
-        """Answer with at most one cloud token."""
-        place = AtPosition(commit_position(self._edge, question, self._max_tokens))
-        decoder = paired(self._edge, place, 1.0, self._cloud, max_cloud_tokens=1)
-        return Decoded(decoder, self._max_tokens).answer(question)
-
-
-class AtPosition:
-    """A router that scores 1 for the token at one position of the sequence, 0 for all others.
-
-    `position` is the number of tokens before it, prompt included; with None all scores are 0.
-    """
-
-    needs, top = Needs.NOTHING, 0
-
-    def __init__(self, position: int | None) -> None:
-        self.position = position
-
-    def score(self, step: Step) -> float:
-        return float(step.position == self.position)
-
-
-def commit_position(edge: EdgeModel, question: Question, max_tokens: int) -> int | None:
-    """Return the position at which the edge, answering alone, first names a choice.
-
-    That is the number of tokens before it, prompt included; None if no choice is named.
-    """
-    answer = edge_alone(edge, max_tokens).ask(question)
-    at = commit_point(edge.tokenizer, [token.id for token in answer.tokens], question)
-    return None if at is None else len(question_ids(edge.tokenizer, question)) + at
-
-
-def commit_point(tokenizer: Tokenizer, ids: Sequence[int], question: Question) -> int | None:
-    """Return the index in an answer's `ids` of the token that first names a choice.
-
-    That is the token with the first character of the choice's text or with its letter. None if the
-    answer names no choice, or the question has none.
-    """
-    pieces = [b"" if token in tokenizer.eos_ids else tokenizer.piece(token) for token in ids]
-    # Surrogates stand for bytes that are no text, so that places in the text are places in these.
-    text = b"".join(pieces).decode("utf-8", "surrogateescape")
-    at = first_mention(text, question.choices or ())
-    if at is None:
-        return None
-    left = len(text[:at].encode("utf-8", "surrogateescape"))
-    for index, piece in enumerate(pieces):
-        if left < len(piece):
-            return index
-        left -= len(piece)
-    raise AssertionError("a place in the text lies in one of its pieces")
 
 
 def query_level(edge: Sequence[Outcome], cloud: Sequence[Outcome], share: float) -> list[Outcome]:

@@ -163,22 +163,7 @@ def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
     the first 20. A list that repeats the choices does not count. A letter does not count if it
     labels a lower-case phrase that is not its choice ("A. whole job") or is a word ("A job").
     """
-    found = next(_places(_without_lists(text, choices), choices), None)
-    return found[1] if found else None
-
-
-def first_mention(text: str, choices: tuple[str, ...]) -> int | None:
-    """Return the index in `text` at which it first names a choice, by text or letter, or None.
-
-    A list that repeats the choices does not count.
-    """
-    if not choices:
-        return None
-    left = _without_lists(text, choices)
-    after = left.find("Answer:")
-    concluded = _by_letter(left, after, after + 20, choices) if after >= 0 else ()
-    places = [*_places(left, choices), *_first_named(left, 0, len(left), choices), *concluded]
-    return min(places)[0] if places else None
+    return next(_named(_without_lists(text, choices), choices), None)
 
 
 def extract_number(text: str) -> str | None:
@@ -190,42 +175,37 @@ def extract_number(text: str) -> str | None:
     return numbers[-1] if numbers else None
 
 
-_Place = tuple[int, str]
-"""A position in a text, and the choice that is named there."""
-
-
-def _places(text: str, choices: tuple[str, ...]) -> Iterator[_Place]:
-    """Yield the choices that the paper's grading finds, in the order of its search."""
+def _named(text: str, choices: tuple[str, ...]) -> Iterator[str]:
+    """Choices named at the places where the paper's grading looks for one, in its order."""
     after = text.find("Therefore")
     start = after + len("Therefore") if after >= 0 else len(text)
     yield from _first_named(text, start, start + 50, choices)
     yield from _by_letter(text, start, start + 50, choices)
     bracketed = re.search(rf"\(([{LETTERS[: len(choices)]}])\)", text, re.IGNORECASE)
     if bracketed:
-        yield bracketed.start(1), choices[LETTERS.index(bracketed[1].lower())]
+        yield choices[LETTERS.index(bracketed[1].lower())]
     yield from _by_letter(text, 0, 15, choices)
     yield from _first_named(text, 0, 20, choices)
 
 
-def _first_named(text: str, start: int, end: int, choices: tuple[str, ...]) -> Iterator[_Place]:
-    """Yield the choice whose text comes first from `start` to `end`; of two there, the longer."""
+def _first_named(text: str, start: int, end: int, choices: tuple[str, ...]) -> Iterator[str]:
+    """The choice whose text appears first; of two at one place the longer."""
     found = [
         (match.start(), -len(choice), choice)
         for choice in choices
         if (match := re.search(_own(choice), text[start:end], re.IGNORECASE))
     ]
     if found:
-        at, _, choice = min(found)
-        yield start + at, choice
+        yield min(found)[-1]
 
 
-def _by_letter(text: str, start: int, end: int, choices: tuple[str, ...]) -> Iterator[_Place]:
-    """Yield the choice that a capital letter from `start` to `end` names first, if any does."""
+def _by_letter(text: str, start: int, end: int, choices: tuple[str, ...]) -> Iterator[str]:
+    """The choice whose capital letter appears first as such."""
     capitals = LETTERS[: len(choices)].upper()
     for match in re.compile(rf"\b([{capitals}])\b").finditer(text, start, end):
         choice = choices[LETTERS.index(match[1].lower())]
         if _is_name(match[1], text[match.end() :], choice):
-            yield match.start(), choice
+            yield choice
             return
 
 
