@@ -135,8 +135,8 @@ BUDGET = {
     "edgewise/wire": 305,
     "edgewise_lab": 247,
     "edgewise_lab/bench": 1_500,
-    "edgewise_lab/commands": 2_041,
-    "edgewise_lab/evaluation": 3_734,
+    "edgewise_lab/commands": 2_022,
+    "edgewise_lab/evaluation": 3_638,
     "edgewise_lab/training": 1_613,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""

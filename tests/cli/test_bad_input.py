@@ -153,8 +153,8 @@ eval pocketqa --cloud-share 0 | between 0 and 1
 eval pocketqa --cloud none | name one (--cloud)
 eval pocketqa --router ./entropy --router entropy | no router './entropy'
 eval mine.jsonl --calibration 5 | calibration
-eval mine.jsonl --calibration 1 --csv no/x.csv | cannot be written
-eval mine.jsonl --calibration 1 --csv . | is a folder
+try mine.jsonl --html no/x.html | cannot be written
+try mine.jsonl --html . | is a folder
 train pocketqa --out r --inputs logits | --inputs can be hidden
 train pocketqa --out r --hidden -1 | --hidden 0 or more
 train pocketqa --out r --epochs 0 | must be 1 or more

@@ -95,7 +95,8 @@ def test_an_own_router_is_trained_with_an_own_label(
 
 def test_an_own_task_is_evaluated_and_trained_on(own: Run, tmp_path: Path) -> None:
     told = json.loads(own("eval", "alphabet", *QUICK, "--out", "done").stdout)
-    assert (told["task"], told["questions"], list(told["families"])) == ("alphabet", 3, ["letters"])
+    edge = told["systems"][0]
+    assert (told["task"], edge["questions"], list(edge["families"])) == ("alphabet", 3, ["letters"])
     outcomes = (tmp_path / "done" / "outcomes.jsonl").read_text().splitlines()
     asked = {json.loads(line)["outcome"]["question"] for line in outcomes}
     assert asked == {"m", "n", "o"}

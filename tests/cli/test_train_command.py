@@ -100,7 +100,7 @@ def test_prompts_alone_killed_and_run_again(edgewise: Edgewise, tmp_path: Path) 
     assert "It took 0:" in done.err
     assert "48 questions" in edgewise("router", "show", "r").out
     told = edgewise.json("eval", "others.jsonl", "--router", "./r", "--no-baselines")
-    assert (told["measure"], told["accuracy"]["cloud"]) == ("agreement", 1.0)
+    assert (told["measure"], told["systems"][1]["accuracy"]) == ("agreement", 1.0)
 
 
 @pytest.mark.parametrize(

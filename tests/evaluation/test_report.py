@@ -1,14 +1,13 @@
-"""From outcomes to figures, as tables, JSON, CSV and plots show them."""
+"""From outcomes to figures, as tables and JSON show them."""
 
-import csv
-import io
+import json
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise_lab.evaluation.report import CLOUD, EDGE, Figures, as_csv, rows, summary
+from edgewise_lab.evaluation.report import CLOUD, EDGE, Figures, as_json, rows
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome
 from tests.evaluation.outcomes import outcome
@@ -62,10 +61,7 @@ def test_both_readings_stand_side_by_side() -> None:
     assert pair.strict_interval[0] <= 0.25 <= pair.strict_interval[1]
     assert pair.strict_gain_interval[0] <= 0.25 <= pair.strict_gain_interval[1]
     assert pair.strict_gap_interval is not None
-    told = summary("animals", "pair", rows(FOUND)).strict
-    assert (told.accuracy.edge, told.accuracy.pair, told.accuracy.cloud) == (0.0, 0.25, 0.25)
-    assert told.gap_recovered == 1.0
-    assert told.interval.pair_minus_edge == pair.strict_gain_interval
+    assert [figures(cell).strict_accuracy for cell in (EDGE, CLOUD)] == [0.0, 0.25]
 
 
 def test_what_the_cloud_reads_is_work_as_well_as_what_it_writes() -> None:
@@ -142,47 +138,24 @@ def test_whatever_was_right_the_figures_hold_together(
         assert row.families["f"] == msgspec.structs.replace(told)
 
 
-def test_a_summary_is_of_the_first_share() -> None:
-    found = FOUND | {Cell("pair", 0.5): outcomes("xxxx", cloud=9)}
-    told = summary("animals", "pair", rows(found))
-    assert (told.task, told.router, told.questions) == ("animals", "pair", 4)
-    accuracy = told.accuracy
-    assert (accuracy.edge, accuracy.pair, accuracy.cloud) == (0.25, 0.5, 0.75)
-    assert told.cloud_share == 0.2
-    assert told.interval.pair_minus_edge == figures(PAIR).gain_interval
-    assert told.families["f"].accuracy == accuracy
-    assert [(one.system, one.cloud_share_asked) for one in told.systems] == [
-        ("edge", None),
-        ("cloud", None),
-        ("pair", 0.1),
-        ("pair", 0.5),
+def test_json_holds_every_figure_of_every_family() -> None:
+    table = rows(FOUND | {Cell("pair", 0.5): outcomes("xxxx", cloud=9)}, PAIR)
+    told = json.loads(as_json("animals", table, known=False, warnings=["far"], main=PAIR))
+    systems = told.pop("systems")
+    assert told == {
+        "task": "animals",
+        "measure": "agreement",
+        "warnings": ["far"],
+        "main": {"system": "pair", "share": 0.1},
+    }
+    assert [(one["system"], one["cloud_share_asked"]) for one in systems] == [
+        *(("edge", None), ("cloud", None), ("pair", 0.1), ("pair", 0.5))
     ]
-
-
-def test_without_a_router_a_summary_is_of_what_runs_as_served() -> None:
-    """Seen: beside a cloud that reads it was of the baseline, which the table has before it."""
-    found = {EDGE: FOUND[EDGE], CLOUD: FOUND[CLOUD]}
-    found |= {Cell("query-level", 0.1): outcomes("...."), Cell("verify, served", 0.1): FOUND[PAIR]}
-    told = summary("animals", None, rows(found))
-    assert (told.router, told.accuracy.pair) == ("verify, served", 0.5)
-    assert summary("animals", None, rows(found)[:3]).router == "query-level"
-    assert summary("animals", None, rows(found)[:2]).router == "cloud"
-
-
-def test_csv_holds_every_figure_of_every_family() -> None:
-    lines = list(csv.DictReader(io.StringIO(as_csv(rows(FOUND)))))
-    assert [(line["family"], line["system"]) for line in lines] == [
-        (family, system) for system in ("edge", "cloud", "pair") for family in ("all", "f")
-    ]
-    pair = lines[-1]
-    assert (pair["accuracy"], pair["cloud_tokens"]) == ("0.5", "8")
-    assert pair["cloud_share_asked"] == "0.1"
-    assert lines[0]["cloud_share_asked"] == lines[0]["changed"] == ""
-    names = {name for name in Figures.__struct_fields__ if "interval" not in name}
-    assert names <= pair.keys()
-    low, high = float(pair["gap_interval_low"]), float(pair["gap_interval_high"])
-    assert low <= float(pair["gap_recovered"]) <= high
-    assert pair.keys() >= {"strict_gap_recovered", "strict_gap_interval_low", "cloud_work"}
+    for row, one in zip(table, systems, strict=True):
+        found = [one.pop("families"), one]
+        assert found == json.loads(msgspec.json.encode([row.families, row.overall]))
+    assert systems[2]["difference"] == 0
+    assert json.loads(as_json("animals", table))["measure"] == "accuracy"
 
 
 def test_replies_that_were_cut_are_told_and_those_to_be_read_count_in_neither_reading() -> None:
@@ -199,8 +172,6 @@ def test_replies_that_were_cut_are_told_and_those_to_be_read_count_in_neither_re
     assert pair.cut == pytest.approx(1 / 6)
     assert pair.gap_recovered == pytest.approx(1 / 3)
     assert list(rows(found)[2].families) == ["f"]
-    (line,) = csv.DictReader(io.StringIO(as_csv(rows(found)[2:])).readlines()[:2])
-    assert (line["to_read"], line["cut"]) == ("2", str(1 / 6))
 
 
 def test_kept_outcomes_of_before_are_whole() -> None:

@@ -2,7 +2,6 @@
 
 from typing import Annotated
 
-import msgspec
 import typer
 from msgspec.structs import replace
 from rich.progress import Progress
@@ -16,7 +15,7 @@ from edgewise.pair import Pair, open_pair
 from edgewise.settings import Settings
 from edgewise_lab.commands.shared import figures_tables
 from edgewise_lab.evaluation.plan import Contender, Evaluation
-from edgewise_lab.evaluation.report import Row, Summary, rows, summary
+from edgewise_lab.evaluation.report import Figures, Row, as_json, rows
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.base import Task
@@ -56,13 +55,12 @@ def demo(
             _show(Decoder(pair.edge, router=pair.router, policy=alone), pair.decoder, held_out)
         with render.progress(hidden=json) as progress:
             table = _compared(pair, held_out.first(questions), progress)
-    result = summary("pocketqa", "pair", table)
     if json:
-        print(msgspec.json.encode(result).decode())
+        print(as_json("pocketqa", table))
         return
     if details:
         figures_tables(f"{questions} held-out questions", table)
-    _conclude(result)
+    _conclude(*(row.overall for row in table))
 
 
 def _compared(pair: Pair, questions: Task, progress: Progress) -> list[Row]:
@@ -97,14 +95,11 @@ def _show(alone: Decoder, pair: Decoder, task: Task) -> None:
         render.out.print()
 
 
-def _conclude(result: Summary) -> None:
-    edge, pair, cloud = (
-        round(part * result.questions)
-        for part in (result.accuracy.edge, result.accuracy.pair, result.accuracy.cloud)
-    )
+def _conclude(edge: Figures, cloud: Figures, pair: Figures) -> None:
+    right = [round(one.accuracy * one.questions) for one in (edge, pair, cloud)]
     render.out.print(
-        f"Of {result.questions} held-out questions the edge model alone has {edge} right, the pair "
-        f"{pair}, the cloud model alone {cloud}.\n"
-        f"The cloud read all of the pair's tokens and wrote {result.cloud_share:.1%} of them.\n"
+        f"Of {pair.questions} held-out questions the edge model alone has {right[0]} right, the "
+        f"pair {right[1]}, the cloud model alone {right[2]}.\n"
+        f"The cloud read all of the pair's tokens and wrote {pair.cloud_share:.1%} of them.\n"
         "Both are toys. For real questions: edgewise chat --edge smollm2"
     )

@@ -1,11 +1,9 @@
 """`edgewise eval`: compare edge alone, cloud alone, routers and baselines on a task."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from msgspec.structs import replace
 
@@ -30,7 +28,7 @@ from edgewise_lab.evaluation.plan import (
     systems_named,
     warnings,
 )
-from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, as_csv, rows, summary
+from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, as_json, rows
 from edgewise_lab.evaluation.store import Cell, Store
 from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
@@ -70,12 +68,10 @@ def evaluate(
     out: shared.Out = None,
     workers: shared.Workers = 1,
     json: options.Json = False,
-    csv: shared.Csv = None,
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
     shares = shares_of(cloud_share, chosen)
     wanted = systems_named(systems, baselines=baselines, kept=out is not None)
-    require_writable(csv)
     asked = with_calibration(
         task,
         "test",
@@ -97,7 +93,7 @@ def evaluate(
     with shared.resume_hint(kept if out else lost):
         contenders, table = _compared(chosen, asked, routers, shares, out, wanted, workers, named)
     if table:
-        tell(asked[0], contenders, table, json=json, csv=csv)
+        tell(asked[0], contenders, table, json=json)
 
 
 def require_checks(task: Task) -> None:
@@ -157,10 +153,9 @@ def tell(
     table: list[Row],
     *,
     json: bool,
-    csv: Path | None,
     main: Cell | None = None,
 ) -> None:
-    """Print the figures in `table`, as tables or JSON; also write them to the file `csv`, if any.
+    """Print the figures in `table`, as tables or as JSON.
 
     `warnings` about `task`, the routers `contenders` and `table` follow the tables or are in the
     JSON. If `table` has differences of accuracy, they are to the system `main`.
@@ -169,16 +164,11 @@ def tell(
     title += "" if task.known else ", agreement with the cloud's own answers"
     sentences = warnings(task, contenders, table)
     if json:
-        router = contenders[0].name if contenders else main and main.system
-        told = summary(task.name, router, table, sentences)
-        measure = "accuracy" if task.known else "agreement"
-        print(msgspec.json.encode(replace(told, measure=measure)).decode())
+        print(as_json(task.name, table, known=task.known, warnings=sentences, main=main))
     else:
         shared.figures_tables(title, table, main and shared.system_named(main.system, main.share))
         for sentence in sentences:
             render.warn(sentence)
-    if csv:
-        write(csv, as_csv(table))
 
 
 def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
@@ -250,21 +240,3 @@ def _require_unseen(folder: Path | None, task: Task) -> None:
             f"{len(seen)} of the {len(task.questions)} questions trained the router in "
             f"{str(folder)!r} ({some}); evaluate it on others."
         )
-
-
-def require_writable(path: Path | None) -> None:
-    """Raise `UsageError`, before any work is done, if no file can be written at `path`."""
-    if path is None:
-        return
-    place, folder = path if path.exists() else path.parent, path.is_dir()
-    if folder or not path.parent.is_dir() or not os.access(place, os.W_OK):
-        why = "it is a folder" if folder else "there is no such folder, or it is write-protected"
-        raise UsageError(f"{str(path)!r} cannot be written: {why}.")
-
-
-def write(path: Path, text: str) -> None:
-    """Write a text file in UTF-8. Raises `UsageError` if it cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}.") from error

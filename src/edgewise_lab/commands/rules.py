@@ -23,7 +23,7 @@ from edgewise_lab.bench.rules.models import RowModel, open_rows
 from edgewise_lab.bench.rules.rule import RULES, Rule
 from edgewise_lab.bench.rules.sweep import Sweep
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.eval import require_checks, require_writable, shares_of, tell
+from edgewise_lab.commands.eval import require_checks, shares_of, tell
 from edgewise_lab.evaluation.plan import described
 from edgewise_lab.evaluation.report import rows as figures
 from edgewise_lab.evaluation.store import Cell, Store
@@ -56,7 +56,6 @@ def rules(
     ] = None,
     out: shared.Out = None,
     json: options.Json = False,
-    csv: shared.Csv = None,
 ) -> None:
     """Routers and rules of verification, compared at equal cloud shares.
 
@@ -64,7 +63,6 @@ def rules(
     """
     shares = shares_of(cloud_share, chosen)
     wanted = _named(only)
-    require_writable(csv)
     tasks = with_calibration(
         task,
         "test",
@@ -83,7 +81,7 @@ def rules(
         found = sweep.run(*tasks, wanted, shares)
     main = Cell(RULES[0].name, shares[0])
     main = main if main in found else [*found][min(2, len(found) - 1)]
-    tell(tasks[0], [], figures(found, main), json=json, csv=csv, main=main)
+    tell(tasks[0], [], figures(found, main), json=json, main=main)
 
 
 def _sweep(

@@ -45,9 +45,6 @@ MaxTokens = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(metavar="N", help="Only the first N questions.")]
 Out = Annotated[Path | None, typer.Option(help="Folder of answers; an interrupted run continues.")]
-Csv = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write every figure as CSV to FILE.")
-]
 Routers = Annotated[
     list[str] | None, typer.Option(metavar="ROUTER", help="As for run; repeatable.")
 ]

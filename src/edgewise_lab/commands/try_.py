@@ -1,5 +1,6 @@
 """`edgewise try`: compare edge, pair and cloud on the user's own models and prompts."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
@@ -20,7 +21,7 @@ from edgewise.completion import Completion
 from edgewise.costs.daily import today
 from edgewise.costs.price import BilledTokens
 from edgewise.edge.base import Tokenizer
-from edgewise.errors import CloudRejected
+from edgewise.errors import CloudRejected, UsageError
 from edgewise.events import Token
 from edgewise.loop.decoder import collect
 from edgewise.loop.generation import Generation
@@ -28,7 +29,6 @@ from edgewise.opening import cloud_address, each_cloud
 from edgewise.pair import Pair, open_pair
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.commands.eval import require_writable, write
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
     Outcome,
@@ -133,7 +133,7 @@ def try_(
     you like a check and an answer. Answers have at most 512 tokens, unless --max-tokens says so.
     """
     task = open_prompts(prompts).first(limit)
-    require_writable(html)
+    _require_writable(html)
     shared.tell_of_code([task])
     _tell_where(chosen, len(task.questions))
     with open_pair(chosen) as pair:
@@ -159,7 +159,7 @@ def try_(
             elif tried.systems:
                 render.show(shared.drawn(_figures(tried)))
             if html and tried.prompts:
-                write(html, _page(tried, edge.tokenizer))
+                _write(html, _page(tried, edge.tokenizer))
 
 
 def _tell_where(chosen: Settings, prompts: int) -> None:
@@ -419,3 +419,21 @@ def _el(tag: str, *children: Element | str, **attributes: str) -> Element:
         else:
             node.text = (node.text or "") + render.printable(child)
     return node
+
+
+def _require_writable(path: Path | None) -> None:
+    """Raise `UsageError`, before any work is done, if no file can be written at `path`."""
+    if path is None:
+        return
+    place, folder = path if path.exists() else path.parent, path.is_dir()
+    if folder or not path.parent.is_dir() or not os.access(place, os.W_OK):
+        why = "it is a folder" if folder else "there is no such folder, or it is write-protected"
+        raise UsageError(f"{str(path)!r} cannot be written: {why}.")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a text file in UTF-8. Raises `UsageError` if it cannot be written."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}.") from error

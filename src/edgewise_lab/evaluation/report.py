@@ -4,10 +4,8 @@ The gap is the accuracy of the cloud model alone minus that of the edge model al
 is the fraction of it that a system gains over the edge alone.
 """
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
@@ -174,119 +172,25 @@ def _written(outcomes: Sequence[Outcome]) -> int:
     return sum(own)
 
 
-class Accuracy(msgspec.Struct, frozen=True):
-    """Fractions of right answers of edge alone, pair and cloud alone."""
+def as_json(
+    task: str,
+    table: Sequence[Row],
+    *,
+    known: bool = True,
+    warnings: Sequence[str] = (),
+    main: Cell | None = None,
+) -> str:
+    """Return the figures as JSON text: those of each system, with those of each family in them.
 
-    edge: float
-    pair: float
-    cloud: float
-
-
-class Intervals(msgspec.Struct, frozen=True):
-    """95 % intervals of the gain in accuracy over the edge alone, and of the gap recovered."""
-
-    pair_minus_edge: Interval
-    gap_recovered: Interval | None
-
-
-class Strictly(msgspec.Struct, frozen=True):
-    """Accuracy and gap recovered by strict grading, which also wants the requested format."""
-
-    accuracy: Accuracy
-    gap_recovered: float | None
-    interval: Intervals
-
-
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of edge alone, pair and cloud alone on the same questions.
-
-    `cloud_share` and `cloud_work` are the pair's, and defined as in `Figures`.
+    `measure` in it is "agreement" if the right answers are not `known` and the cloud's own replies
+    took their place. `warnings` are sentences on why a figure may mislead, and `main` is the system
+    that differences are to. A missing bound of an interval is null.
     """
-
-    questions: int
-    accuracy: Accuracy
-    gap_recovered: float | None
-    cloud_share: float
-    cloud_work: float | None
-    interval: Intervals
-    strict: Strictly
-
-
-class Summary(Compared, frozen=True, kw_only=True):
-    """What an evaluation reports as JSON: a pair against edge and cloud, and all systems' figures.
-
-    The pair uses `router` at the first of the cloud shares asked for; `families` has the same
-    comparison for each family of questions. `warnings` are sentences on why a figure may mislead.
-    `measure` is "agreement" if the cloud's own replies took the place of unknown right answers.
-    """
-
-    task: str
-    router: str
-    families: dict[str, Compared]
-    systems: list[Figures]
-    warnings: tuple[str, ...] = ()
-    measure: Literal["accuracy", "agreement"] = "accuracy"
-
-
-def summary(
-    task: str, router: str | None, table: Sequence[Row], warnings: Sequence[str] = ()
-) -> Summary:
-    """Return the summary of one pair beside edge and cloud alone, from the rows of `table`.
-
-    The pair is the first row whose system is called `router` + `SERVED` (the router works as in
-    `edgewise serve`), or else the first called `router` (with a fixed threshold). If there is
-    neither, or `router` is None, it is the first with `SERVED`, else the third row, or the last.
-    """
-    first = {row.overall.system: row for row in reversed(table)}
-    edge, cloud = first[EDGE.system], first[CLOUD.system]
-    if router is None or not {router, router + SERVED} & first.keys():
-        names = [row.overall.system for row in table]
-        router = next((one for one in names if one.endswith(SERVED)), names[:3][-1])
-    pair = first.get(router + SERVED) or first[router]
-    whole = _compared(edge.overall, pair.overall, cloud.overall)
-    return Summary(
-        **asdict(whole),
-        task=task,
-        router=router,
-        families={
-            name: _compared(edge.families[name], figures, cloud.families[name])
-            for name, figures in pair.families.items()
-        },
-        systems=[row.overall for row in table],
-        warnings=tuple(warnings),
-    )
-
-
-def _compared(edge: Figures, pair: Figures, cloud: Figures) -> Compared:
-    return Compared(
-        questions=pair.questions,
-        accuracy=Accuracy(edge.accuracy, pair.accuracy, cloud.accuracy),
-        gap_recovered=pair.gap_recovered,
-        cloud_share=pair.cloud_share,
-        cloud_work=pair.cloud_work,
-        interval=Intervals(pair.gain_interval, pair.gap_interval),
-        strict=Strictly(
-            Accuracy(edge.strict_accuracy, pair.strict_accuracy, cloud.strict_accuracy),
-            pair.strict_gap_recovered,
-            Intervals(pair.strict_gain_interval, pair.strict_gap_interval),
-        ),
-    )
-
-
-def as_csv(table: Sequence[Row]) -> str:
-    """Return the figures but for `timing` as CSV text, with a line for each system and family.
-
-    The family `all` is all questions. Intervals have columns `_low` and `_high`; None is empty.
-    """
-    text = io.StringIO()
-    fields = Figures.__struct_fields__
-    names = [name for name in fields if "interval" not in name]
-    intervals = [name for name in fields if "interval" in name]
-    bounds = [f"{name}_{end}" for name in intervals for end in ("low", "high")]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["family", *names, *bounds])
-    for row in table:
-        for family, figures in {"all": row.overall, **row.families}.items():
-            ends = [end for name in intervals for end in getattr(figures, name) or ("", "")]
-            writer.writerow([family, *(getattr(figures, name) for name in names), *ends])
-    return text.getvalue()
+    told = {
+        "task": task,
+        "measure": "accuracy" if known else "agreement",
+        "warnings": warnings,
+        "main": main,
+        "systems": [{**asdict(row.overall), "families": row.families} for row in table],
+    }
+    return msgspec.json.encode(told).decode()
