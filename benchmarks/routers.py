@@ -1,6 +1,6 @@
 """What routers buy on the bundled pair: `python -m benchmarks.routers`.
 
-Trains a router for every label with several seeds, and compares them with those that need no
+Trains a router for each of `--labels` with several seeds, and compares them with those that need no
 training and with whole questions: on ordinary questions, on other wordings, on other facts, and on
 each family with routers that were trained without it. One threshold for all families, set on the
 calibration questions; with `--own` on the very questions, so that all routers spend alike. Prints
@@ -32,7 +32,6 @@ from edgewise_lab.training.labels.base import LABELS, Label
 from edgewise_lab.training.router import Training
 
 SETS = ("test", "frames", "facts", "left-out")
-LABELLED = ("value", "r2r")
 INPUTS = ("hidden", "top_logprobs", "scalars")
 COMPARED = tuple(name for name in SYSTEMS if name not in ("served", "verify", "exact"))
 
@@ -58,7 +57,6 @@ def trained(
 ) -> Contender:
     """The router in `folder`, trained there for a label where that is not done."""
     if not (folder / "done").exists():
-        hidden = (label.hidden,) if label.hidden else ()
         training = Training(
             *tasks,
             folder,
@@ -66,7 +64,7 @@ def trained(
             cloud=models[1],
             label=label,
             inputs=INPUTS,
-            recipe=Recipe(hidden=hidden, seed=seed, objective=label.objective),
+            recipe=Recipe(seed=seed),
             data=data,
         )
         training.collect()
@@ -138,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     known = LABELS.names()
     parser.add_argument("--work", type=Path, default=Path("build/routers"))
-    parser.add_argument("--labels", nargs="+", choices=known, default=LABELLED)
+    parser.add_argument("--labels", nargs="+", choices=known, default=("value",))
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--shares", type=float, nargs="+", default=(0.05,))

@@ -21,7 +21,7 @@ from edgewise_lab.training.labels.base import (
     kept_values,
     label_all,
 )
-from edgewise_lab.training.labels.published import R2R, Final, Rescue, Value, same_end
+from edgewise_lab.training.labels.published import Final, Rescue, Value
 from tests.doubles.completing import completing
 
 PROMPT = "How many?"
@@ -34,7 +34,7 @@ class Told(NamedTuple):
     edge: Sequence[str]
     cloud: Sequence[str]
     labels: Sequence[str] = ()
-    """The text with its worthwhile tokens as carets: value, and R2R's."""
+    """The text with its worthwhile tokens as carets: of value, and of final."""
 
     right: bool = True
 
@@ -79,7 +79,6 @@ ANSWERS = (
 LABELS: dict[str, tuple[Label, int]] = {
     "value": (Value(), 0),
     # Of numbers: whether the cloud's own answer changes, be it right or wrong.
-    "r2r": (R2R(), 1),
     "final": (Final(), 1),
 }
 """Each with its column."""
@@ -146,16 +145,12 @@ def test_final_is_graded_by_the_words_that_only_one_reply_has(tmp_path: Path) ->
         ("choice", "Therefore, the answer is wood.", "Therefore, the answer is Wood (a).", True),
         ("choice", "Therefore, the answer is wood.", "Therefore, the answer is iron.", False),
         ("choice", "Therefore, the answer is wood.", "Well.", False),
-        ("exact", " wood", "wood\n", True),
-        ("exact", "wood", "iron", False),
-        ("regex", "iron", "lead", True),
-        ("regex", "wood", "lead", False),
     ],
 )
 def test_answers_that_conclude_alike(check: Grading, one: str, other: str, alike: bool) -> None:
     right = "4" if check == "number" else "wood"
     question = Question("q", "any", PROMPT, right, check, choices=("wood", "iron"))
-    assert same_end(question, one, other) is alike
+    assert Final().difference(question, one, other) == (not alike)
 
 
 @pytest.mark.parametrize(("right", "rescued"), [(False, ".........^."), (True, "...........")])

@@ -78,9 +78,7 @@ def train(
         ),
     ] = None,
     top_k: TopK = None,
-    hidden: Annotated[
-        int | None, typer.Option(help="Width of the hidden layer, 0: none; default: 64.")
-    ] = None,
+    hidden: Annotated[int, typer.Option(help="Width of the hidden layer, 0: none.")] = 64,
     epochs: Annotated[int, typer.Option(help="Training epochs.")] = 40,
     workers: shared.Workers = 1,
 ) -> None:
@@ -93,7 +91,7 @@ def train(
     label = label or _label_for(asked[0])
     wanted = _inputs(inputs, label)
     chosen_label = LABELS.load(label)()
-    recipe = _recipe(chosen_label, hidden=hidden, epochs=epochs, seed=chosen.seed or 0)
+    recipe = _recipe(hidden, epochs, chosen.seed or 0)
     how = {"inputs": wanted, "top_k": top_k, "recipe": recipe, "kind": kind, "workers": workers}
     training = partial(Training, *asked, out, **how, deadline=chosen.deadline)
     with resume_hint(f"What was done is in {out}: the same command goes on from there."):
@@ -159,13 +157,10 @@ def _told(fitted: object) -> None:
         )
 
 
-def _recipe(label: Label, *, hidden: int | None, epochs: int, seed: int) -> Recipe:
-    width = label.hidden if hidden is None else hidden
-    if epochs < 1 or width < 0:
+def _recipe(hidden: int, epochs: int, seed: int) -> Recipe:
+    if epochs < 1 or hidden < 0:
         raise UsageError("--epochs must be 1 or more, --hidden 0 or more.")
-    return Recipe(
-        hidden=(width,) if width else (), epochs=epochs, seed=seed, objective=label.objective
-    )
+    return Recipe(hidden=(hidden,) if hidden else (), epochs=epochs, seed=seed)
 
 
 class ShownStages(Progress):

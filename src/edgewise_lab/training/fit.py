@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -18,9 +18,6 @@ from edgewise.routers.mlp import TABLE
 from edgewise.routers.named import ROUTERS, is_trained
 from edgewise.routers.signals import Reference, Signal, ranks_of, signals_of
 from edgewise_lab.training.collect import Columns
-
-Objective = Literal["cross-entropy", "balanced-cross-entropy"]
-"""Loss of `fit`; the balanced one gives both classes of labels the same total weight."""
 
 
 class Data(msgspec.Struct, frozen=True):
@@ -107,7 +104,7 @@ class Recipe(msgspec.Struct, frozen=True):
     `hidden` are the sizes of the hidden layers. `batch` is the largest number of rows in an update;
     `batch_of` returns the actual one. `rate` is the learning rate and `weight_decay` the decay of
     AdamW. `held_out` is the fraction of texts that the fit is checked on. `seed` draws these texts
-    and the initial weights; `objective` is the loss.
+    and the initial weights.
     """
 
     hidden: tuple[int, ...] = (64,)
@@ -117,7 +114,6 @@ class Recipe(msgspec.Struct, frozen=True):
     weight_decay: float = 1e-2
     held_out: float = 0.1
     seed: int = 0
-    objective: Objective = "cross-entropy"
 
     def batch_of(self, rows: int) -> int:
         """Return the batch size for `rows` rows: at most `batch`, small enough for 16 updates."""
@@ -198,16 +194,16 @@ def _problem(found: Fitted) -> str | None:
 def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> Fitted:
     """Fit the perceptron; return its weights after the epoch with the least held-out loss.
 
-    The loss is the cross-entropy with the labels. The objective "balanced-cross-entropy" weighs
-    positive labels by negatives / positives, as does R2R's code (arXiv 2505.21600). The network
-    starts as a constant score, the mean label. `done` is called after each epoch. Raises
-    `UsageError` without torch, with too few texts, or where the loss diverges.
+    The loss is the cross-entropy with the labels. The network starts as a constant score, the mean
+    label. `done` is called after each epoch. Raises `UsageError` without torch, with too few texts,
+    or where the loss diverges.
     """
     torch = import_torch()
     torch.manual_seed(recipe.seed)
     apart = held_out(data, recipe.held_out, recipe.seed)
     network = _Network(torch, data, ~apart, recipe)
-    loss_of = _objective(torch, data, recipe)
+    labels = torch.from_numpy(data.labels)
+    entropy = torch.nn.functional.binary_cross_entropy_with_logits
     kept = torch.from_numpy(np.flatnonzero(~apart))
     checked = torch.from_numpy(np.flatnonzero(apart))
     optimizer = torch.optim.AdamW(
@@ -221,18 +217,18 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
     for _ in range(recipe.epochs):
         for rows in kept[torch.randperm(len(kept))].split(batch):
             optimizer.zero_grad()
-            loss_of(network(rows), rows).backward()
+            entropy(network(rows), labels[rows]).backward()
             optimizer.step()
             schedule.step()
         with torch.no_grad():
             logit = network(checked)
-            loss = float(loss_of(logit, checked))
+            loss = float(entropy(logit, labels[checked]))
         if loss < best:
             best, tensors, scores = loss, network.tensors(), torch.sigmoid(logit).numpy()
         done()
     with torch.no_grad():
         constant = torch.linspace(-12, 12, 241)
-        baseline = min(float(loss_of(c.expand(len(checked)), checked)) for c in constant)
+        baseline = min(float(entropy(c.expand(len(checked)), labels[checked])) for c in constant)
     if not tensors:
         raise UsageError(
             "The fit diverged: its loss is not a number", hint="check the questions' answers"
@@ -282,15 +278,6 @@ class _Network:
             found["layers.0.weight"] = np.ascontiguousarray(dense)
             found[TABLE] = (self._table @ embedded.T).astype(np.float16)
         return found
-
-
-def _objective(torch: Any, data: Data, recipe: Recipe) -> Callable[[Any, Any], Any]:
-    """Return the loss as a function of logits and the rows' indices."""
-    labels = torch.from_numpy(data.labels)
-    balanced = recipe.objective == "balanced-cross-entropy"
-    weight = (1 - labels).sum() / labels.sum() if balanced else None
-    entropy = torch.nn.functional.binary_cross_entropy_with_logits
-    return lambda logit, rows: entropy(logit, labels[rows], pos_weight=weight)
 
 
 def import_torch() -> Any:

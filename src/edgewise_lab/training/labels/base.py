@@ -16,7 +16,6 @@ from edgewise_lab.evaluation.tasks.base import Question
 from edgewise_lab.evaluation.tasks.grading import is_right
 from edgewise_lab.rollouts import Continuation, Prefix, Rollouts
 from edgewise_lab.training.collect import Sample, Text
-from edgewise_lab.training.fit import Objective
 
 Writer = Literal["edge", "cloud"]
 
@@ -103,12 +102,6 @@ class Label(Protocol):
 
     writers: frozenset[Writer] = frozenset()
     """The models that `of` may ask to write rollouts."""
-
-    objective: Objective = "cross-entropy"
-    """Loss that a router is trained with on this label."""
-
-    hidden: int = 64
-    """Default width of the router's hidden layer; 0 for none."""
 
     def of(self, case: Case) -> Labelling:
         """Return a generator that asks for rollouts and returns a value (0 to 1) for each token."""
@@ -220,8 +213,7 @@ LABELS: Registry[type[Label]] = Registry(
         "value": "edgewise_lab.training.labels.published:Value",
         "final": "edgewise_lab.training.labels.published:Final",
         "rescue": "edgewise_lab.training.labels.published:Rescue",
-        "r2r": "edgewise_lab.training.labels.published:R2R",
     },
-    wanted=("of", "text", "writers", "objective", "hidden"),
+    wanted=("of", "text", "writers"),
 )
 """Registry of labels; packages may add others."""

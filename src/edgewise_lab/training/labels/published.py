@@ -1,16 +1,9 @@
-"""The labels that come with Edgewise: three of its own, and that of R2R."""
+"""The labels that come with Edgewise."""
 
 from edgewise_lab.evaluation.systems import text_of
 from edgewise_lab.evaluation.tasks.base import Question
-from edgewise_lab.evaluation.tasks.grading import (
-    AGREES,
-    is_right,
-    named_choice,
-    named_number,
-    overlap,
-)
+from edgewise_lab.evaluation.tasks.grading import named_choice, named_number, overlap
 from edgewise_lab.training.collect import Text
-from edgewise_lab.training.fit import Objective
 from edgewise_lab.training.labels.base import Case, Label, Labelling, Writer
 
 
@@ -58,9 +51,13 @@ class Final(Label):
 
     def difference(self, question: Question, one: str, other: str) -> float:
         """Return how much two answers to `question` differ: 0 for the same conclusion, up to 1."""
-        if question.check in ("choice", "number"):
-            return float(not same_end(question, one, other))
-        return 1.0 - overlap(question, one, other)
+        match question.check:
+            case "choice":
+                return float(named_choice(question, one) != named_choice(question, other))
+            case "number":
+                return float(named_number(question, one) != named_number(question, other))
+            case _:
+                return 1.0 - overlap(question, one, other)
 
 
 class Rescue(Label):
@@ -85,38 +82,3 @@ class Rescue(Label):
             for i, value in zip(at, right, strict=True):
                 values[i] = float(value)
         return values
-
-
-class R2R(Final):
-    """Label after R2R (arXiv 2505.21600): whether the models diverge, on the cloud's greedy answer.
-
-    It is 0 where the edge model would write the same token, or where the cloud model, continuing
-    after the edge's token, comes to the same conclusion; else 1. Both classes weigh alike in the
-    loss. This differs from the paper, where a third model compares the sentences.
-    """
-
-    name = "r2r"
-    described = "R2R's divergence from the cloud's answer, judged by the outcome"
-    objective: Objective = "balanced-cross-entropy"
-
-    def difference(self, question: Question, one: str, other: str) -> float:
-        return float(not same_end(question, one, other))
-
-
-def same_end(question: Question, one: str, other: str) -> bool:
-    """Return whether two answers to `question` reach the same conclusion.
-
-    Choices, numbers and whole texts (`exact`) are compared, right or wrong, and for `words` the
-    content words. With any other `check`, answers are the same if both are right or both wrong.
-    """
-    match question.check:
-        case "choice":
-            return named_choice(question, one) == named_choice(question, other)
-        case "number":
-            return named_number(question, one) == named_number(question, other)
-        case "exact":
-            return one.strip() == other.strip()
-        case "contains" | "regex" | "code" | "json" | "read":
-            return is_right(question, one) == is_right(question, other)
-        case "words":
-            return overlap(question, one, other) >= AGREES
