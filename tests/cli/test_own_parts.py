@@ -111,7 +111,7 @@ def test_an_own_task_is_evaluated_and_trained_on(own: Run, tmp_path: Path) -> No
     ("arguments", "problem"),
     rows("""
 eval alphabet --data x.jsonl | has its own questions and grading
-eval alphabeta | name alphabet, commonsenseqa, commonsenseqa-letter, commonsenseqa-paper, everyday
+eval alphabeta | name alphabet, commonsenseqa, commonsenseqa-paper, everyday
 run Hello --router linear | A router of the kind 'linear' is trained
 train alphabet --out r --kind surprise | 'surprise' cannot be trained: it has no fit
 train alphabet --out r --kind linear --label second | There is no label 'second'

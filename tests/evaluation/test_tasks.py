@@ -89,15 +89,6 @@ def test_commonsenseqa_is_asked_as_in_the_paper(tmp_path: Path) -> None:
     assert not is_right(question, "Therefore, the answer is mall (d).")
 
 
-def test_commonsenseqa_by_letter_alone(tmp_path: Path) -> None:
-    task = open_task("commonsenseqa-letter", data=write(tmp_path / "dev.jsonl", csqa_line()))
-    (question,) = task.questions
-    assert question.prompt.endswith("E. new york Answer with the letter of the right choice only.")
-    texts = ("C", "C. department store", "D")
-    read = [(is_right(question, text), is_strictly_right(question, text)) for text in texts]
-    assert read == [(True, True), (True, False), (False, False)]
-
-
 def test_gsm8k_is_graded_by_its_number(tmp_path: Path) -> None:
     line = {"question": "How much?", "answer": SOLUTION.replace("18", "1,018")}
     data = write(tmp_path / "test.jsonl", line)

@@ -1,4 +1,4 @@
-"""CommonsenseQA (Talmor et al. 2019), as three tasks that differ in the prompt."""
+"""CommonsenseQA (Talmor et al. 2019), as two tasks that differ in the prompt."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from edgewise.errors import UsageError
 from edgewise_lab.evaluation.tasks.base import LETTERS, Question, Split, Task, TaskSource
 from edgewise_lab.evaluation.tasks.records import read_lines, read_parquet
 
-MAX_TOKENS, PAPER_TOKENS, LETTER_TOKENS = 1024, 100, 16
+MAX_TOKENS, PAPER_TOKENS = 1024, 100
 HUB = "tau/commonsense_qa"
 FILES: dict[Split, str] = {
     "train": "data/train-00000-of-00001.parquet",
@@ -23,7 +23,6 @@ FORMAT = (
     "Please format your response in the following way: [Explanation]. Therefore, the answer is "
     "answer (label). Answer and Reasoning:"
 )
-LETTER_FORMAT = "Answer with the letter of the right choice only."
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -84,24 +83,11 @@ class CommonsenseQaPaper(CommonsenseQa):
 
     name = "commonsenseqa-paper"
     max_tokens = PAPER_TOKENS
-    format = FORMAT
 
     def _asked(self, question: Question) -> Question:
         listed = " ".join(f"{label}. {text}" for label, text in _labelled(question))
-        prompt = f"Question: {question.prompt} Choices: {listed} {self.format}"
+        prompt = f"Question: {question.prompt} Choices: {listed} {FORMAT}"
         return replace(question, prompt=prompt)
-
-
-class CommonsenseQaLetter(CommonsenseQaPaper):
-    """CommonsenseQA with a prompt that asks for a letter alone."""
-
-    name = "commonsenseqa-letter"
-    max_tokens = LETTER_TOKENS
-    format = LETTER_FORMAT
-
-    def _asked(self, question: Question) -> Question:
-        letter = next(label for label, text in _labelled(question) if text == question.answer)
-        return replace(super()._asked(question), reference=letter)
 
 
 def _labelled(question: Question) -> list[tuple[str, str]]:

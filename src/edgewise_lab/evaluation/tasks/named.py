@@ -26,7 +26,6 @@ TASKS: Registry[type[TaskSource]] = Registry(
     {
         "pocketqa": "edgewise_lab.evaluation.tasks.pocketqa:PocketQa",
         "commonsenseqa": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQa",
-        "commonsenseqa-letter": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaLetter",
         "commonsenseqa-paper": "edgewise_lab.evaluation.tasks.commonsenseqa:CommonsenseQaPaper",
         "everyday": "edgewise_lab.evaluation.tasks.everyday:Everyday",
         "gsm8k": "edgewise_lab.evaluation.tasks.gsm8k:Gsm8k",
