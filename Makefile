@@ -207,7 +207,7 @@ pocket: .venv/installed  ## train the bundled pair and its router anew (needs wo
 	$(BIN)/python -m pip install --quiet --editable '.[lab,pocket]'
 	$(BIN)/python -m pocket.build
 	$(BIN)/edgewise train pocketqa --calibration 600 --out pocket/work/router
-	cp $(addprefix pocket/work/router/,config.json model.safetensors trained_on.txt README.md) \
+	cp $(addprefix pocket/work/router/,config.json model.safetensors trained_on.txt) \
 		src/edgewise/bundled/router
 
 faults: .venv/tested  ## every fault between device, gateway and engine, at every token (ten minutes)

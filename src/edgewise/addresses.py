@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 Part = Literal["edge", "cloud", "router", "routers"]
 Role = Literal["edge", "cloud", "cloud_tokenizer"]
 
-CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt", "README.md")
+CHECKPOINT = ("config.json", "model.safetensors", "trained_on.txt")
 """The files of a router's checkpoint that are downloaded."""
 
 TOKENIZER = (

@@ -13,9 +13,9 @@ from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant
-from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from edgewise_lab.bench import speed
-from edgewise_lab.bench.speed import bare, measure, score_seconds
+from edgewise_lab.bench.speed import bare, measure
 
 
 @pytest.fixture(scope="module")
@@ -106,11 +106,3 @@ class Slow:
         """Always 0."""
         time.sleep(0.01)
         return 0.0
-
-
-def test_a_score_is_timed_apart_from_its_step() -> None:
-    edge = ScriptedEdge(noise())
-    score, step = score_seconds(edge, Slow(), steps=5)
-    assert score >= 0.01
-    assert 0 < step < 0.01
-    assert edge.sessions == 0

@@ -166,8 +166,6 @@ train pocketqa --out r --stage label | run the stage collect first
 train pocketqa --out r --stage calibrate | There is no router
 router show max-prob | max-prob
 router show ./nothing | ./nothing
-router check bundled --edge bpe.gguf | edge model
-router push ./nothing me/router | ./nothing
 bench link --cloud none | needs a cloud
 bench link --cloud https://127.0.0.1:1 | plain HTTP
 bench link --round-trip -1 | --round-trip

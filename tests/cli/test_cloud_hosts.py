@@ -103,7 +103,7 @@ def test_a_file_names_an_edge_on_this_machine(edgewise: Edgewise, tmp_path: Path
     assert url in done.err
 
 
-def test_a_download_runs_no_code_when_it_is_checked(
+def test_a_download_runs_no_code(
     edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     downloaded = Path(shutil.copytree(bundled("router"), tmp_path / "cache"))
@@ -111,5 +111,5 @@ def test_a_download_runs_no_code_when_it_is_checked(
     (downloaded / "config.json").write_text(json.dumps(card | {"kind": "mine.py:Own"}))
     (downloaded / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     monkeypatch.setattr("edgewise.opening.checkpoint", lambda name: downloaded)
-    edgewise("router", "check", "owner/router", code=2)
+    edgewise("run", "Hello", "--router", "owner/router", code=2)
     assert not (tmp_path / "ran").exists()

@@ -31,7 +31,7 @@ PYTHON = {
 }
 """Pages whose Python a test of their own runs."""
 
-QUICK = {"run", "chat", "doctor", "router show", "router check"}
+QUICK = {"run", "chat", "doctor", "router show"}
 QUICK |= {"keys add", "keys list", "keys revoke"}
 ANSWERS = {"run", "chat"}
 ELSEWHERE = re.compile(r"\.\.\.$|^hf:|^\w[\w-]*/[\w.-]+(?::[\w.-]+)?$|api\.|:8400|mine\.routers")

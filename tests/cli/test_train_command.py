@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 
 from edgewise.addresses import bundled
@@ -52,10 +51,9 @@ def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Pa
     assert "1.0%" in done.err
     assert "40 prompts" in done.err
     assert ("not learnt" in done.out, "edgewise eval" in done.out) == (True, True)
-    told = (tmp_path / "r" / "README.md").read_text()
-    assert told.count("**Warning.**") == done.err.count("Warning: ") >= 2
     shown = edgewise("router", "show", "r")
     warnings = [line for line in done.err.splitlines() if line.startswith("Warning: ")]
+    assert len(warnings) >= 2
     assert shown.err.splitlines() == warnings
     checks = edgewise.json("doctor", "--router", "./r")["checks"]
     (router,) = (check for check in checks if check["name"] == "router")
@@ -134,35 +132,16 @@ def test_a_router_of_the_package_has_a_name(edgewise: Edgewise) -> None:
     edgewise("run", "Hello", "--router", "bundled-edge")
 
 
-def test_show_and_check_the_bundled_router(edgewise: Edgewise) -> None:
+def test_show_the_bundled_router(edgewise: Edgewise) -> None:
     shown = edgewise("router", "show", "bundled")
     assert "pocketqa, 5000 questions" in shown.out
     assert shown.out.count("%") >= 14
     told = edgewise.json("router", "show", "bundled")
     assert told["kind"] == "mlp"
-    assert "of a step" in edgewise("router", "check", "bundled").out
 
 
-def test_push_publishes_what_run_can_use(
-    edgewise: Edgewise, cli: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sent: list[dict[str, Any]] = []
-    monkeypatch.setenv("HF_TOKEN", "hf_x")
-    monkeypatch.setattr(huggingface_hub, "create_repo", lambda repo, **_: f"https://hub/{repo}")
-    monkeypatch.setattr(huggingface_hub, "upload_folder", lambda **options: sent.append(options))
-    done = edgewise("router", "push", "bundled", "me/router")
-    assert "--router me/router" in done.out
-    ((options,), folder) = sent, bundled("router")
-    assert (options["repo_id"], Path(options["folder_path"])) == ("me/router", folder)
-    files = {name: (folder / name).read_bytes() for name in options["allow_patterns"]}
-    assert set(files) == {"config.json", "model.safetensors", "trained_on.txt", "README.md"}
+def test_a_published_folder_can_be_named(cli: Run) -> None:
+    files = {path.name: path.read_bytes() for path in bundled("router").iterdir()}
     with serving(Hub({"me/router": Repository(files)})) as hub:
         cli("run", "Hello", "--router", "me/router", "--json", HF_ENDPOINT=hub.endpoint)
     cli("router", "show", "me/router", HF_ENDPOINT=hub.endpoint)  # offline
-
-
-def test_push_says_what_is_missing(edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    assert "HF_TOKEN" in edgewise.refusal("router", "push", "bundled", "me/router")
-    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_x")
-    assert "a/b/c" in edgewise.refusal("router", "push", "bundled", "a/b/c")

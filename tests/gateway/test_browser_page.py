@@ -248,7 +248,7 @@ def test_only_own_files_run_as_code(served: Served) -> None:
 
 OTHERS = (
     "../secret.py %2e%2e/secret.py ..%2fsecret.py %2e%2e%2fsecret.py engine/../../secret.py "
-    "..%5csecret.py //etc/passwd %2fetc%2fpasswd router/README.md router/../../secret.py %00"
+    "..%5csecret.py //etc/passwd %2fetc%2fpasswd router/trained_on.txt router/../../secret.py %00"
 )
 
 

@@ -10,7 +10,6 @@ from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from edgewise_lab.evaluation.tasks.base import TRAINED_ON, Question, Task
 from edgewise_lab.training.fit import Recipe
 from edgewise_lab.training.labels.base import LABELS, Case, Label, Labelling
-from edgewise_lab.training.publish import README
 from edgewise_lab.training.router import Stage, Training
 from tests.training.linear import KIND
 
@@ -79,4 +78,4 @@ def fit(one: Training) -> None:
 
 def made(folder: Path) -> dict[str, bytes]:
     """A checkpoint's files."""
-    return {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS, TRAINED_ON, README)}
+    return {name: (folder / name).read_bytes() for name in (CONFIG, WEIGHTS, TRAINED_ON)}

@@ -21,7 +21,6 @@ from edgewise_lab.evaluation.tasks.base import digest, trained_digests
 from edgewise_lab.training.collect import OWN, Sample, collect_features, steps_along
 from edgewise_lab.training.fit import Recipe
 from edgewise_lab.training.labels.base import Labelled
-from edgewise_lab.training.publish import README
 from edgewise_lab.training.router import SHARES, Stage
 from tests.training.linear import KIND, Linear
 from tests.training.scripted_training import (
@@ -61,7 +60,6 @@ def test_a_checkpoint_says_what_it_is(whole: Path) -> None:
         value for _, value in card.probability
     )
     assert trained_digests(whole) == {digest(PROMPT.format(i)) for i in range(20)}
-    assert "3 questions" in (whole / README).read_text()
 
 
 def test_the_router_knows_what_it_learnt(whole: Path) -> None:

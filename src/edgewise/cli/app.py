@@ -36,7 +36,7 @@ _LABORATORY = {
     "eval": "Measure what a router buys on a task.",
     "train": "Train a router for a pair of models.",
     "tune": "Set thresholds for a pair, without training.",
-    "router": "Show, check and publish routers.",
+    "router": "Show a router's checkpoint.",
     "bench": "Measure speed and compare systems.",
 }
 """Help line of each command that the package `edgewise_lab` adds."""

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from edgewise.edge.base import EdgeModel, Needs
+from edgewise.edge.base import EdgeModel
 from edgewise.edge.engine import EngineModel
 from edgewise.edge.kv import Slots
 from edgewise.edge.vocabulary import common_prefix
 from edgewise.events import Token
 from edgewise.loop.decoder import Decoder
-from edgewise.routers.base import Router
 from edgewise_lab.evaluation.statistics import median_interval
 
 
@@ -100,27 +99,6 @@ def random_prompt(model: EdgeModel, length: int) -> list[int]:
     """Return a prompt of `length` random ids, the same ones each time."""
     rng = np.random.default_rng(0)
     return [int(i) for i in rng.integers(10, model.tokenizer.size // 2, length)]
-
-
-def score_seconds(model: EdgeModel, router: Router, steps: int = 64) -> tuple[float, float]:
-    """Return the median seconds of a router's score, and of the decoding step that it scores.
-
-    At most `steps` steps are timed. Reading logits counts as part of the score, copying the hidden
-    state as part of the step.
-    """
-    scores: list[float] = []
-    decodes: list[float] = []
-    with closing(model.session(router.needs & Needs.HIDDEN)) as session:
-        session.open([model.tokenizer.size // 3])
-        for _ in range(min(steps, model.context - 1)):
-            begun = time.perf_counter()
-            step = session.step()
-            decoded = time.perf_counter()
-            router.score(step)
-            scores.append(time.perf_counter() - decoded)
-            decodes.append(decoded - begun)
-            session.extend([step.proposed])
-    return median(scores), median(decodes)
 
 
 def _round(

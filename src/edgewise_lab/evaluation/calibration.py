@@ -34,12 +34,11 @@ class Calibrated(msgspec.Struct, frozen=True):
     """A calibrated threshold, with figures of the pair's answers to the calibration questions.
 
     `share` is the cloud share of these answers, `interval` its 95% interval (low, high), found by
-    resampling the questions. `right` says for each answer whether it is right.
+    resampling the questions.
     """
 
     threshold: float
     share: float
-    right: tuple[bool, ...]
     interval: Interval
 
 
@@ -257,7 +256,6 @@ def _calibrated(point: Realised) -> Calibrated:
     return Calibrated(
         _shortest(low, high),
         point.share,
-        tuple(outcome.right for outcome in outcomes),
         ratio_interval(
             [o.cloud_tokens + o.wasted_tokens for o in outcomes],
             [o.output_tokens for o in outcomes],

@@ -23,7 +23,6 @@ from edgewise.routers.signals import QUANTILES, Reference
 from edgewise_lab.evaluation.calibration import Answers, thresholds_for
 from edgewise_lab.evaluation.store import read
 from edgewise_lab.evaluation.systems import (
-    cloud_identity,
     contexts_of,
     edge_alone,
     max_answer_tokens,
@@ -31,7 +30,7 @@ from edgewise_lab.evaluation.systems import (
     require_room,
     text_of,
 )
-from edgewise_lab.evaluation.tasks.base import Task, digest
+from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
 from edgewise_lab.rollouts import Rollouts, local_rollouts
 from edgewise_lab.training.collect import (
@@ -53,7 +52,7 @@ from edgewise_lab.training.labels.base import (
     kept_values,
     label_all,
 )
-from edgewise_lab.training.publish import Measured, isotonic, save_card, save_weights
+from edgewise_lab.training.publish import isotonic, save_card, save_weights
 from edgewise_lab.training.spending import Spending, SpendingMeter
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.10, 0.15)
@@ -163,7 +162,7 @@ class Training:
         return Spending(whole.tokens + more.tokens, whole.seconds + more.seconds)
 
     def _thresholds_cost(self) -> Spending:
-        """Estimate the cost of `calibrate`: cloud answers, and pair answers at some thresholds."""
+        """Estimate the cost of `calibrate`: the pair's answers at several thresholds."""
         lengths = [len(one.ids) for one in read(self._data / ANSWERS, Sample)]
         question = self.calibration.questions[0]
         answer = edge_alone(self.edge, self.calibration.max_tokens).ask(question)
@@ -171,10 +170,7 @@ class Training:
         prompt = len(question_ids(self.edge.tokenizer, question))
         n = len(self.calibration.questions)
         consults = round(n * mean * sum(SHARES) * TRIED)
-        tokens = BilledTokens(
-            input=round(n * prompt + consults * (prompt + mean / 2)),
-            output=round(n * mean) + consults,
-        )
+        tokens = BilledTokens(input=round(consults * (prompt + mean / 2)), output=consults)
         return Spending(tokens, answer.timing.total * n * len(SHARES) * TRIED)
 
     def collect(self) -> None:
@@ -247,21 +243,10 @@ class Training:
         trained router or holds another kind, `RouterMismatch` if it is for another edge model.
         """
         card, router = self._to_calibrate()
-        questions, tokenizer = self.calibration.questions, self.edge.tokenizer
-        self._progress.stage("cloud's other answers", len(questions))
-        asked = f"{cloud_identity(self.cloud)} {self.calibration.max_tokens}"
-        # The checkpoint may be calibrated beside another cloud.
-        name = f"calibration-{digest(asked)}.jsonl"
-        large = self._written(self.calibration, self._by_cloud(), name)
-        task = agreeing_task(
-            self.calibration, {one.question: text_of(tokenizer, one.ids) for one in large}
-        )
         self._progress.stage("calibrating", None)
-        alone = edge_alone(self.edge, task.max_tokens)
-        edge = [alone.answer(question).right for question in task.questions]
         answers = Answers(
             router,
-            task,
+            self.calibration,
             edge=self.edge,
             cloud=self.cloud,
             deadline=self._deadline,
@@ -269,15 +254,16 @@ class Training:
             workers=self._workers,
         )
         found = thresholds_for(shares, answers)
+        questions = len(self.calibration.questions)
         card = replace(
             card,
             thresholds={f"{share:g}": point.threshold for share, point in found.items()},
             realised={
                 f"{share:g}": (point.share, *point.interval) for share, point in found.items()
             },
-            calibrated_on=f"{self.calibration.name}, {len(questions)} other questions",
+            calibrated_on=f"{self.calibration.name}, {questions} other questions",
         )
-        save_card(self.folder, card, Measured(found, edge, [one.right for one in large]))
+        save_card(self.folder, card)
         return card
 
     def _plain_card(self) -> RouterCard:
