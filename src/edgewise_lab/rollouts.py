@@ -26,11 +26,8 @@ class Prefix(msgspec.Struct, frozen=True):
     n: int
 
 
-class Continuation(msgspec.Struct, frozen=True):
-    """Token ids that a model wrote after a prefix, with an end-of-sequence id if it wrote one."""
-
-    ids: tuple[int, ...]
-
+Continuation = tuple[int, ...]
+"""Token ids that a model wrote after a prefix, with an end-of-sequence id if it wrote one."""
 
 Done = Callable[[int, Continuation], None]
 """Callback that gets a prefix's index and its continuation, as soon as that is complete."""
@@ -85,7 +82,7 @@ class Rollouts:
                     flying[session.ask(request)] = index, session
                 for future in wait(flying, return_when=FIRST_COMPLETED).done:
                     index, session = flying.pop(future)
-                    written[index] = Continuation(future.result().ids)
+                    written[index] = future.result().ids
                     free.append(session)
                     done(index, written[index])
         finally:

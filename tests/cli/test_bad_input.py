@@ -148,7 +148,6 @@ tune ./nope | The file './nope'
 eval pocketqa --limit 0 | limit must be 1 or more
 eval pocketqa --systems edge,cloud,nobody | nobody
 eval pocketqa --systems verify | --systems
-eval pocketqa --systems edge,cloud --no-baselines | no-baselines
 eval pocketqa --cloud-share 0 | between 0 and 1
 eval pocketqa --cloud none | name one (--cloud)
 eval pocketqa --router ./entropy --router entropy | no router './entropy'
@@ -162,7 +161,6 @@ train pocketqa --out r --label magic | no label 'magic'
 train pocketqa --out r --kind magic | no router 'magic'
 train pocketqa --out r --kind entropy | cannot be trained
 train pocketqa --out r --inputs hidden --top-k 5 | belongs to the input top_logprobs
-train pocketqa --out r --stage label | run the stage collect first
 train pocketqa --out r --stage calibrate | There is no router
 router show max-prob | max-prob
 router show ./nothing | ./nothing
@@ -427,7 +425,7 @@ def test_an_engine_with_another_key_or_vocabulary(
 
 
 @pytest.mark.parametrize(
-    "command", [["train", "pocketqa", "--out", "router", "--stage", "collect"], ["bench", "link"]]
+    "command", [["train", "pocketqa", "--out", "router", "--stage", "calibrate"], ["bench", "link"]]
 )
 def test_no_command_hints_at_what_it_refuses(
     edgewise: Edgewise, engine: str, monkeypatch: pytest.MonkeyPatch, command: list[str]

@@ -15,7 +15,7 @@ COMMANDS = [
     ("chat",),
     ("serve", "--port", "0"),
     ("eval", "pocketqa", "--limit", "1"),
-    ("train", "pocketqa", "--out", "r", "--stage", "collect", "--limit", "1"),
+    ("train", "pocketqa", "--out", "r", "--stage", "calibrate", "--limit", "1"),
     ("bench", "link", "--questions", "2"),
 ]
 

@@ -53,12 +53,13 @@ class TestBesideTheBundledCloud:
     def test_train(
         self, edgewise: Edgewise, converted: Converted, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """In four stages; the router is then of this build, and warns on the GGUF."""
+        """The router is then of this build, and warns on the GGUF."""
         pytest.importorskip("torch")
         models = converted.pair
-        for stage in ("collect", "label", "fit", "calibrate"):
-            training = ("--out", "router", "--label", "final", *FEW, "--stage", stage)
-            edgewise("train", "pocketqa", *models, *training)
+        training = ("train", "pocketqa", *models, "--out", "router", "--label", "final", *FEW)
+        edgewise(*training)
+        for stage in ("fit", "calibrate"):
+            edgewise(*training, "--stage", stage)
         caplog.clear()
         edgewise("run", HARD, *models, "--router", "router")
         assert not caplog.records

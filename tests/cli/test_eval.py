@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from tests.cli.conftest import Edgewise
+from tests.cli.conftest import Edgewise, Run
 
 pytestmark = pytest.mark.deep
 
-QUICK = ("--limit", "6", "--calibration", "3", "--no-baselines")
+PLAIN = ("--systems", "edge,cloud,served,static")
+QUICK = ("--limit", "6", "--calibration", "3", *PLAIN)
 
 
 def test_json_tells_the_pair_and_every_system(edgewise: Edgewise) -> None:
@@ -53,7 +54,7 @@ def test_own_questions(edgewise: Edgewise, tmp_path: Path) -> None:
     line = json.dumps({"prompt": "Hello", "answer": "Hello|small sums"})
     lines = [line.replace('Hello"', f'Hello {i}"', 1) for i in range(4)]
     (tmp_path / "mine.jsonl").write_text("\n".join(lines))
-    arguments = ("--check", "regex", "--calibration", "2", "--no-baselines", "--json")
+    arguments = ("--check", "regex", "--calibration", "2", *PLAIN, "--json")
     told = json.loads(edgewise("eval", "mine.jsonl", *arguments).out)
     assert (told["task"], told["systems"][0]["questions"]) == ("mine", 2)
     far = told["warnings"][0]
@@ -83,7 +84,7 @@ def test_replies_are_run_read_and_cut(edgewise: Edgewise, tmp_path: Path) -> Non
         {"prompt": "Hello 2", "answer": "Hello"},
     ]
     (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, asked)))
-    command = ("eval", "mine.jsonl", "--calibration", "1", "--no-baselines", "--max-tokens", "3")
+    command = ("eval", "mine.jsonl", "--calibration", "1", *PLAIN, "--max-tokens", "3")
     shown = edgewise(*command)
     assert "run on this machine" in shown.err
     assert "1 of 3 replies are to be read" in shown.out
@@ -145,7 +146,7 @@ def test_systems_are_run_one_by_one_into_one_folder(edgewise: Edgewise, tmp_path
 
 
 def test_interrupted_it_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "edgewise", "eval", "pocketqa", "--no-baselines"]
+    command = [sys.executable, "-m", "edgewise", "eval", "pocketqa", *PLAIN]
     command += ["--router", "bundled", "--calibration", "4", "--workers", "3", "--out", "out"]
     started = subprocess.Popen(
         command,

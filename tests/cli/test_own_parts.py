@@ -21,7 +21,8 @@ pytestmark = pytest.mark.deep
 
 ROOT = Path(__file__).parents[2]
 FEW = ("--limit", "40", "--calibration", "6")
-QUICK = ("--limit", "3", "--calibration", "3", "--no-baselines", "--json")
+SYSTEMS = ("--systems", "edge,cloud,served,static")
+QUICK = ("--limit", "3", "--calibration", "3", *SYSTEMS, "--json")
 
 
 def blocks(document: str, language: str) -> list[str]:

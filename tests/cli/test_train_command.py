@@ -65,7 +65,7 @@ def test_training_through_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with llama_server(bundled("cloud")) as url:
         edgewise("train", "pocketqa", "--out", "remote", *FEW, "--cloud", url)
-    edgewise("train", "pocketqa", "--out", "local", *FEW, "--stage", "collect")
+    edgewise("train", "pocketqa", "--out", "local", *FEW, "--epochs", "1")
 
     def answers(name: str) -> dict[str, Any]:
         lines = (tmp_path / name / "data" / "answers.jsonl").read_text().splitlines()
@@ -97,7 +97,8 @@ def test_prompts_alone_killed_and_run_again(edgewise: Edgewise, tmp_path: Path) 
     assert labels.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     assert "It took 0:" in done.err
     assert "48 questions" in edgewise("router", "show", "r").out
-    told = edgewise.json("eval", "others.jsonl", "--router", "./r", "--no-baselines")
+    judged = ("--router", "./r", "--systems", "edge,cloud,served")
+    told = edgewise.json("eval", "others.jsonl", *judged)
     assert (told["measure"], told["systems"][1]["accuracy"]) == ("agreement", 1.0)
 
 

@@ -19,7 +19,6 @@ from edgewise.testing.scripted_edge import HIDDEN, ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.plan import (
     BASELINES,
     EXACT,
-    NO_BASELINES,
     SYSTEMS,
     VERIFY,
     Contender,
@@ -36,6 +35,7 @@ from edgewise_lab.evaluation.tasks.grading import grader
 PROMPT = "Which animal is it?"
 WRONG = "Well, a cat. Therefore, the answer is cat (a)."
 RIGHT = "I say dog. Therefore, the answer is dog (b)."
+PLAIN = ("edge", "cloud", "served", "static")
 
 
 def animals(count: int = 3, *, choices: bool = True) -> Task:
@@ -143,10 +143,10 @@ def test_without_an_identity_nothing_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_share_that_was_added_later_costs_only_itself(tmp_path: Path) -> None:
-    evaluation(tmp_path).run([contender_named("max-prob")], [0.05], NO_BASELINES)
+    evaluation(tmp_path).run([contender_named("max-prob")], [0.05], PLAIN)
     cloud = ScriptedCloud(replying(RIGHT, prompt=PROMPT))
     lines = (tmp_path / OUTCOMES).read_bytes()
-    evaluation(tmp_path, cloud=cloud).run([contender_named("max-prob")], [0.05, 0.2], NO_BASELINES)
+    evaluation(tmp_path, cloud=cloud).run([contender_named("max-prob")], [0.05, 0.2], PLAIN)
     assert (tmp_path / OUTCOMES).read_bytes().startswith(lines)
     added = (tmp_path / OUTCOMES).read_bytes()[len(lines) :]
     assert added.count(b"\n") == added.count(b'"share":0.2') == 3
@@ -161,7 +161,7 @@ def test_baselines_are_named_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("systems", [SYSTEMS, NO_BASELINES, *SYSTEMS])
+@pytest.mark.parametrize("systems", [SYSTEMS, PLAIN, *SYSTEMS])
 @pytest.mark.parametrize("choices", [True, False])
 def test_how_many_answers_a_run_takes_is_known_before(
     systems: str | Sequence[str], choices: bool
@@ -239,14 +239,14 @@ def test_kept_answers_are_graded_as_today(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gone", range(0, 30, 3))
 def test_cut_at_any_consult_the_same_comes_out(tmp_path: Path, gone: int) -> None:
     contenders = [contender_named("margin"), contender_named("random")]
-    whole = evaluation().run(contenders, [0.1], NO_BASELINES)
+    whole = evaluation().run(contenders, [0.1], PLAIN)
 
     def fault(ask: int) -> CloudUnavailable | None:
         return CloudUnavailable("gone") if ask == gone else None
 
     with suppress(CloudUnavailable):
-        evaluation(tmp_path, fault=fault).run(contenders, [0.1], NO_BASELINES)
-    again = evaluation(tmp_path).run(contenders, [0.1], NO_BASELINES)
+        evaluation(tmp_path, fault=fault).run(contenders, [0.1], PLAIN)
+    again = evaluation(tmp_path).run(contenders, [0.1], PLAIN)
     assert {cell: [(o.text, o.cloud_tokens) for o in found] for cell, found in again.items()} == {
         cell: [(o.text, o.cloud_tokens) for o in found] for cell, found in whole.items()
     }

@@ -1,6 +1,6 @@
 """Every label on texts where the right value of each token is known by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -170,7 +170,12 @@ def test_rollouts_of_many_answers_go_together_and_are_kept(tmp_path: Path) -> No
     found = label_all(Value(), cases, {"cloud": cloud}, tmp_path)
     assert cloud.sizes == [48, 12]
     left: list[int] = []
-    assert label_all(Value(), cases, {}, tmp_path, begun=left.append) == found
+
+    def begin(count: int) -> Callable[[], None]:
+        left.append(count)
+        return lambda: None
+
+    assert label_all(Value(), cases, {}, tmp_path, begin) == found
     assert left == [0], "what is kept is no progress"
 
 
@@ -214,8 +219,8 @@ def test_labels_that_take_turns_get_their_own_continuations(tmp_path: Path) -> N
                     Rollout("cloud", Prefix((*case.sample.prompt, *case.sample.ids[:at]), 20))
                     for at in range(turn + 1)
                 ]
-                assert [len(one.ids) for one in written] == [12 - at for at in range(turn + 1)]
-                values[turn] = len(written[-1].ids) / 12
+                assert [len(one) for one in written] == [12 - at for at in range(turn + 1)]
+                values[turn] = len(written[-1]) / 12
             return values
 
     cases = [case(ANSWERS[0], name=f"{count}") for count in (2, 0, 3, 1)]

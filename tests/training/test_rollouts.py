@@ -62,7 +62,7 @@ def by_steps(model: EdgeModel, prefix: Prefix) -> Continuation:
         while len(ids) < prefix.n and not (ids and ids[-1] in model.tokenizer.eos_ids):
             ids.append(session.step().proposed)
             session.extend(ids[-1:])
-    return Continuation(tuple(ids))
+    return tuple(ids)
 
 
 def test_each_prefix_is_continued_as_by_a_session(made: Made) -> None:
@@ -70,7 +70,7 @@ def test_each_prefix_is_continued_as_by_a_session(made: Made) -> None:
     for _ in range(2):  # what the first run left behind does not matter
         told: dict[int, Continuation] = {}
         found = made.rollouts.run(prefixes(), told.__setitem__)
-        assert [c.ids for c in found] == [c.ids for c in wanted]
+        assert found == wanted
         assert told == dict(enumerate(found))
     assert made.rollouts.run([]) == []
 
@@ -107,7 +107,7 @@ def test_a_continuation_ends_with_the_context(bpe_path: Path) -> None:
         several = [rollouts.run(asked) for rollouts in (together, Rollouts(cloud, width=1))]
         ends = model.tokenizer.eos_ids
     assert several[0] == several[1]
-    lengths = [len(c.ids) for c in several[0] if c.ids[-1] not in ends]
+    lengths = [len(ids) for ids in several[0] if ids[-1] not in ends]
     assert lengths
     assert set(lengths) <= {14, 8, 1}
 
@@ -165,7 +165,7 @@ def test_sessions_go_together_and_disturb_nobody(
                 rollouts.run([Prefix((number,), 6) for number in range(8)])
                 assert len(runs) < 8 * 6
             session.extend([first])
-            assert (first, session.step().proposed) == wanted.ids[:2]
+            assert (first, session.step().proposed) == wanted[:2]
 
 
 @pytest.mark.parametrize(("context", "wanted", "width"), [(64, 8, 8), (4, 32, 4), (8192, 32, 4)])

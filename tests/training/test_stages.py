@@ -21,7 +21,7 @@ from edgewise_lab.evaluation.tasks.base import digest, trained_digests
 from edgewise_lab.training.collect import OWN, Sample, collect_features, steps_along
 from edgewise_lab.training.fit import Recipe
 from edgewise_lab.training.labels.base import Labelled
-from edgewise_lab.training.router import SHARES, Stage
+from edgewise_lab.training.router import SHARES
 from tests.training.linear import KIND, Linear
 from tests.training.scripted_training import (
     CLOUD,
@@ -124,22 +124,22 @@ def test_all_at_once_again_asks_for_nothing_new(tmp_path: Path, whole: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("stage", "first"), [("label", "collect"), ("fit", "collect"), ("calibrate", None)]
+    ("stage", "problem", "setting"),
+    [("fit", "run all stages first", "stage"), ("calibrate", "There is no router", "router")],
 )
-def test_a_stage_needs_the_one_before(tmp_path: Path, stage: Stage, first: str | None) -> None:
-    problem = "There is no router" if first is None else f"run the stage {first} first"
+def test_a_stage_needs_those_before(tmp_path: Path, stage: str, problem: str, setting: str) -> None:
     with pytest.raises(UsageError, match=problem) as caught:
         only(training(tmp_path / "router"), stage)
-    assert caught.value.setting == ("router" if first is None else "stage")
+    assert caught.value.setting == setting
 
 
 def test_a_fit_needs_labels_of_its_own_name(tmp_path: Path) -> None:
     one = training(tmp_path / "router")
     one.collect()
-    with pytest.raises(UsageError, match="stage label"):
+    with pytest.raises(UsageError, match="run all stages"):
         one.fit()
     one.label()
-    with pytest.raises(UsageError, match="stage label"):
+    with pytest.raises(UsageError, match="run all stages"):
         training(tmp_path / "router", "final").fit()
     one.fit()
 

@@ -13,7 +13,6 @@ from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
 from edgewise.pair import Pair, open_pair
 from edgewise.settings import Settings
-from edgewise_lab.commands.shared import figures_tables
 from edgewise_lab.evaluation.plan import Contender, Evaluation
 from edgewise_lab.evaluation.report import Figures, Row, as_json, rows
 from edgewise_lab.evaluation.store import Store
@@ -36,12 +35,6 @@ SHOWN = ("facts-1309", "each-1366", "steps-1272")
 def demo(
     chosen: Settings,
     questions: Annotated[int, typer.Option(help="Number of held-out questions.")] = 100,
-    cloud_share: Annotated[
-        float | None, options.share_option("Target cloud share; default: 0.1.")
-    ] = None,
-    details: Annotated[
-        bool, typer.Option("--details", help="Show the tables, with intervals.")
-    ] = False,
     json: options.Json = False,
 ) -> None:
     """Show three answers that the cloud puts right, then compare edge, pair and cloud."""
@@ -58,8 +51,6 @@ def demo(
     if json:
         print(as_json("pocketqa", table))
         return
-    if details:
-        figures_tables(f"{questions} held-out questions", table)
     _conclude(*(row.overall for row in table))
 
 

@@ -59,9 +59,6 @@ def evaluate(
     chosen: Settings,
     router: shared.Routers = None,
     cloud_share: shared.TargetShares = None,
-    baselines: Annotated[
-        bool, typer.Option(help="Other routers, verification, query level.")
-    ] = True,
     systems: Annotated[
         str | None, typer.Option(metavar="NAME,...", help=f"Only these: {', '.join(SYSTEMS)}.")
     ] = None,
@@ -71,7 +68,7 @@ def evaluate(
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
     shares = shares_of(cloud_share, chosen)
-    wanted = systems_named(systems, baselines=baselines, kept=out is not None)
+    wanted = systems_named(systems, kept=out is not None)
     asked = with_calibration(
         task,
         "test",

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
-from rich.progress import Progress as Bar
+from rich.progress import Progress
 
 from edgewise.addresses import is_path
 from edgewise.cli import render
@@ -25,11 +25,13 @@ from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
 from edgewise_lab.training.fit import Fitted, Recipe, fit_of
 from edgewise_lab.training.labels.base import LABELS, Label
-from edgewise_lab.training.router import Progress, Stage, Training
+from edgewise_lab.training.router import Begin, Training
 from edgewise_lab.training.spending import SpendingMeter
 
 HELPED = {True: 72, False: 130}
 """Fewest training prompts that sufficed in docs/results.md; True: right answers are known."""
+
+Stage = Literal["fit", "calibrate"]
 
 INPUTS = tuple(SIGNALS)
 DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.default)
@@ -53,7 +55,7 @@ def train(
     *,
     out: Annotated[Path, typer.Option(help="Folder of the checkpoint and its training data.")],
     stage: Annotated[
-        Stage | None, typer.Option(help="Run this stage only; default: all, in this order.")
+        Stage | None, typer.Option(help="Run this stage only; default: all four.")
     ] = None,
     label: Annotated[
         str | None,
@@ -83,7 +85,7 @@ def train(
     workers: shared.Workers = 1,
 ) -> None:
     """Train a router for a pair: collect, label, fit, calibrate. An interrupted run continues."""
-    if stage in (None, "fit"):
+    if stage != "calibrate":
         fit_of(kind)
     opened = partial(with_calibration, task, "train", data=data, check=check, limit=limit)
     asked = opened(calibration=calibration, max_tokens=max_tokens, known=False)
@@ -96,10 +98,9 @@ def train(
     training = partial(Training, *asked, out, **how, deadline=chosen.deadline)
     with resume_hint(f"What was done is in {out}: the same command goes on from there."):
         _told(_trained(chosen, asked, out, training, chosen_label, stage, workers))
-    if stage in (None, "fit", "calibrate"):
-        for warning in read_card(out).warnings():
-            render.warn(warning)
-    if stage in (None, "calibrate"):
+    for warning in read_card(out).warnings():
+        render.warn(warning)
+    if stage != "fit":
         made = out if is_path(str(out)) else f"./{out}"
         use = f"Use it with --router {made}; edgewise router show {made} says what it is."
         judge = f"edgewise eval OTHERS.jsonl --router {made} --router max-prob"
@@ -124,8 +125,7 @@ def _trained(
             # Thresholds need the checkpoint alone, and are set anew on another build.
             lock_folder(out, manifest(*tasks, edge, cloud))
         meter = SpendingMeter()
-        shown = ShownStages(progress)
-        one = training(edge=edge, cloud=cloud, label=label, progress=shown, meter=meter)
+        one = training(edge=edge, cloud=cloud, label=label, begin=_bars(progress), meter=meter)
         if stage is None and (estimate := one.estimate()):
             _warn_of_few(*tasks)
             render.note(f"This will take about {estimate.described(price)}.")
@@ -163,21 +163,15 @@ def _recipe(hidden: int, epochs: int, seed: int) -> Recipe:
     return Recipe(hidden=(hidden,) if hidden else (), epochs=epochs, seed=seed)
 
 
-class ShownStages(Progress):
-    """A progress bar that shows the stages of a training."""
+def _bars(progress: Progress) -> Begin:
+    """Return what shows each stage of a training by a bar in place of the last one."""
 
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
-        self._task = bar.add_task("")
+    def begin(name: str, total: int | None) -> Callable[..., None]:
+        for bar in progress.task_ids:
+            progress.remove_task(bar)
+        return shared.counted(progress, name, total)
 
-    def stage(self, name: str, total: int | None) -> None:
-        # A task that is reset keeps its total where the next stage has none.
-        self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(name, total=total)
-
-    def done(self, total: int | None = None) -> None:
-        self._bar.update(self._task, total=total)
-        self._bar.advance(self._task)
+    return begin
 
 
 def _label_for(task: Task) -> str:

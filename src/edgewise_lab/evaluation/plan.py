@@ -50,10 +50,9 @@ BASELINES = ("random", "max-prob", "entropy", "margin")
 OF_ROUTERS = ("served", "static")
 CALIBRATED = ("static", *BASELINES)
 """Systems that need a threshold for each cloud share, unless the router's card has it."""
-NO_BASELINES = (EDGE.system, CLOUD.system, *OF_ROUTERS)
 OF_READERS = (EDGE.system, CLOUD.system, QUERY_LEVEL, VERIFY)
 """Systems of a cloud that reads passages: it writes no tokens, so no router asks it for any."""
-_ALL = (*NO_BASELINES, *BASELINES, QUERY_LEVEL, VERIFY, EXACT.system)
+_ALL = (EDGE.system, CLOUD.system, *OF_ROUTERS, *BASELINES, QUERY_LEVEL, VERIFY, EXACT.system)
 SYSTEMS = (*_ALL, PASSAGES)
 """Names of all systems, as `--systems` takes them.
 
@@ -304,24 +303,21 @@ class Evaluation:
         return Store(None, {}) if contender.identity is None else self.store
 
 
-def systems_named(named: str | None, *, baselines: bool, kept: bool) -> Sequence[str]:
+def systems_named(named: str | None, *, kept: bool) -> Sequence[str]:
     """Return the names of the systems to run: those in `named`, separated by commas, or a default.
 
     The default (`named` is None) is all systems but "passages", a simulated cloud that judges whole
-    sentences; with `baselines=False` it is only the edge alone, the cloud alone and the routers to
-    compare. `kept` says whether answers are stored in a folder.
+    sentences. `kept` says whether answers are stored in a folder.
 
-    Raises `UsageError` for an unknown system, for names together with `baselines=False`, and,
-    unless answers are kept, for names without "edge" and "cloud": all figures need these two.
+    Raises `UsageError` for an unknown system, and, unless answers are kept, for names without
+    "edge" and "cloud": all figures need these two.
     """
     if named is None:
-        return _ALL if baselines else NO_BASELINES
+        return _ALL
     systems = [name.strip() for name in named.split(",")]
     why = hint = ""
     if unknown := set(systems) - set(SYSTEMS):
         why, hint = f"There is no system {min(unknown)!r}", f"choose from {', '.join(SYSTEMS)}"
-    elif not baselines:
-        why, hint = "Named systems are all that runs", "leave no-baselines out"
     elif not kept and not {EDGE.system, CLOUD.system} <= set(systems):
         why, hint = "Figures need edge and cloud", "name them too, or keep the answers in a folder"
     if why:

@@ -96,10 +96,10 @@ def collect_answers(
 
     def keep(index: int, written: Continuation) -> None:
         question = asked[index]
-        text = text_of(tokenizer, written.ids)
+        text = text_of(tokenizer, written)
         # Where nobody knows the answer it is the cloud's own, which is asked for first.
         right = is_right(agreeing(question, text), text)
-        sample = Sample(question.id, prompts[index], written.ids, right)
+        sample = Sample(question.id, prompts[index], written, right)
         append(path, sample)
         known[question.id] = sample
         done()
@@ -300,4 +300,4 @@ def _elsewhere(samples: Sequence[Sample], cloud: CloudModel) -> Iterator[Sample]
         prefixes = [Prefix((*s.prompt, *s.ids[:at]), 1) for s in some for at in range(len(s.ids))]
         replies = iter(rollouts.run(prefixes))
         for sample in some:
-            yield replace(sample, cloud=tuple(next(replies).ids[0] for _ in sample.ids))
+            yield replace(sample, cloud=tuple(next(replies)[0] for _ in sample.ids))

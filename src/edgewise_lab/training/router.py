@@ -1,11 +1,10 @@
 """Trains a router for a pair of models from questions: collect, label, fit, calibrate."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from msgspec.structs import replace
@@ -67,17 +66,11 @@ TRIED = 3
 TOP_K = 10
 """Default number of log-probs in the input `top_logprobs`."""
 
-Stage = Literal["collect", "label", "fit", "calibrate"]
+Begin = Callable[[str, int | None], Callable[..., None]]
+"""Callback as work begins, with its name and number of steps (None: unknown).
 
-
-class Progress:
-    """Callbacks that a training reports its progress to. Override them; these do nothing."""
-
-    def stage(self, name: str, total: int | None) -> None:
-        """A stage begins; `total` calls of `done` follow. None if the total is unknown."""
-
-    def done(self, total: int | None = None) -> None:
-        """One step is done; `total` estimates the stage's steps where they were unknown before."""
+It returns a callback for each step that is done, which gets an estimate of an unknown number.
+"""
 
 
 class Training:
@@ -100,7 +93,7 @@ class Training:
         recipe: Recipe,
         top_k: int | None = None,
         kind: str = "mlp",
-        progress: Progress | None = None,
+        begin: Begin = lambda name, total: _unseen,
         deadline: float | None = None,
         data: Path | None = None,
         meter: SpendingMeter | None = None,
@@ -130,7 +123,7 @@ class Training:
         self.edge, self.cloud = edge, self.meter.counted(cloud)
         self._label, self.kind = label, kind
         self.inputs, self.top_k, self.recipe = inputs, _top_k(inputs, top_k), recipe
-        self._progress, self._deadline, self._workers = progress or Progress(), deadline, workers
+        self._begin, self._deadline, self._workers = begin, deadline, workers
         self._data.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> Fitted:
@@ -182,8 +175,7 @@ class Training:
         self._reference(columns)
 
     def label(self) -> None:
-        """Compute and store the label's values; raises `UsageError` if no texts were collected."""
-        self._require_collected()
+        """Compute and store the label's values."""
         samples, columns = self._collected()
         with ExitStack() as stack:
             rollouts: dict[Writer, Rollouts] = {}
@@ -195,22 +187,24 @@ class Training:
                 self._cases(samples, columns),
                 rollouts,
                 self._data,
-                self._progress.done,
-                begun=partial(self._progress.stage, "labels"),
+                partial(self._begin, "labels"),
             )
 
     def fit(self) -> Fitted:
         """Fit the weights; save them, and a card (`config.json`) that has no thresholds yet.
 
-        Raises `UsageError` where an earlier stage has not run.
+        Raises `UsageError` where not all texts are labelled.
         """
-        self._require_collected()
-        _, columns = self._collected()
         values = kept_values(self._label, self._data)
-        if not values.keys() >= set(columns.questions):
-            raise self._lacking("label")
+        columns = self._collected()[1] if values else None
+        if columns is None or not values.keys() >= set(columns.questions):
+            raise UsageError(
+                f"{str(self.folder)!r} does not hold what this stage needs",
+                hint="run all stages first",
+                setting="stage",
+            )
         reference = self._reference(columns)
-        self._progress.stage("fitting", self.recipe.epochs)
+        done = self._begin("fitting", self.recipe.epochs)
         data = data_of(
             columns,
             values,
@@ -219,7 +213,7 @@ class Training:
             reference=reference,
             embeddings=embeddings_of(self.edge) if "token_embedding" in self.inputs else None,
         )
-        found = fitted(self.kind, data, self.recipe, self._progress.done)
+        found = fitted(self.kind, data, self.recipe, done)
         card = replace(
             self._plain_card(),
             inputs=self.inputs,
@@ -243,14 +237,13 @@ class Training:
         trained router or holds another kind, `RouterMismatch` if it is for another edge model.
         """
         card, router = self._to_calibrate()
-        self._progress.stage("calibrating", None)
         answers = Answers(
             router,
             self.calibration,
             edge=self.edge,
             cloud=self.cloud,
             deadline=self._deadline,
-            done=self._progress.done,
+            done=self._begin("calibrating", None),
             workers=self._workers,
         )
         found = thresholds_for(shares, answers)
@@ -308,41 +301,34 @@ class Training:
             samples = self._answers()
         else:
             own = self._own()
-            self._progress.stage("cloud's reading", len(own))
-            samples = read_by_cloud(
-                own, self.cloud, self._data, self._progress.done, meter=self.meter
-            )
+            done = self._begin("cloud's reading", len(own))
+            samples = read_by_cloud(own, self.cloud, self._data, done, meter=self.meter)
         return samples, self._features(samples, self._label.text)
 
-    def _require_collected(self) -> None:
-        """Raise `UsageError` where `collect` has not begun; an interrupted one is resumed."""
-        if not (self._data / f"{self._label.text}-00000.safetensors").exists():
-            raise self._lacking("collect")
-
     def _answers(self) -> list[Sample]:
-        self._progress.stage("cloud's answers", len(self.task.questions))
-        return self._written(self.task, self._by_cloud(), ANSWERS)
+        return self._written("cloud's answers", self._by_cloud(), ANSWERS)
 
     def _own(self) -> list[Sample]:
-        self._progress.stage("edge's answers", len(self.task.questions))
-        return self._written(self.task, local_rollouts(self.edge), OWN)
+        return self._written("edge's answers", local_rollouts(self.edge), OWN)
 
     def _by_cloud(self) -> Rollouts:
         if self.cloud.local is None:
             return Rollouts(self.cloud)
         return local_rollouts(self.cloud.local, seen=self.meter.counted)
 
-    def _written(self, task: Task, rollouts: Rollouts, name: str) -> list[Sample]:
+    def _written(self, shown: str, rollouts: Rollouts, name: str) -> list[Sample]:
         contexts = contexts_of(self.edge, self.cloud)
-        tokenizer, done = self.edge.tokenizer, self._progress.done
+        done = self._begin(shown, len(self.task.questions))
         with closing(rollouts) as writer:
             return collect_answers(
-                task, tokenizer, writer, self._data, done, contexts=contexts, name=name
+                *(self.task, self.edge.tokenizer, writer, self._data, done),
+                contexts=contexts,
+                name=name,
             )
 
     def _features(self, samples: Sequence[Sample], text: Text) -> Columns:
-        self._progress.stage("edge's features", len(samples))
-        return collect_features(samples, text, self.edge, self._data, self._progress.done)
+        done = self._begin("edge's features", len(samples))
+        return collect_features(samples, text, self.edge, self._data, done)
 
     def _reference(self, columns: Columns) -> Reference:
         """Return the quantiles for `ranks`, by the edge's own answers; () without this input."""
@@ -369,12 +355,9 @@ class Training:
             for name, ids in zip(columns.questions, proposed, strict=True)
         ]
 
-    def _lacking(self, stage: Stage) -> UsageError:
-        return UsageError(
-            f"{str(self.folder)!r} does not hold what this stage needs",
-            hint=f"run the stage {stage} first",
-            setting="stage",
-        )
+
+def _unseen(estimate: int = 0) -> None:
+    """Nobody watches the progress."""
 
 
 def _top_k(inputs: Sequence[str], given: int | None) -> int:

@@ -78,7 +78,7 @@ class Case(NamedTuple):
             for i, room in zip(asked, rooms, strict=True)
         ]
         for i, continuation in zip(asked, written, strict=True):
-            texts[i] += continuation.ids
+            texts[i] += continuation
         return texts
 
     def _room(self, ids: Sequence[int]) -> int:
@@ -127,22 +127,20 @@ def label_all(
     cases: Sequence[Case],
     rollouts: Mapping[Writer, Rollouts],
     folder: Path,
-    done: Callable[[], None] = lambda: None,
-    *,
-    begun: Callable[[int], None] = lambda left: None,
+    begin: Callable[[int], Callable[[], None]] = lambda left: lambda: None,
 ) -> Values:
     """Return the label's values by question id, one for each token of the question's text.
 
     All that `folder` stores are returned; those of `cases` that it lacks are computed and stored.
     `rollouts` has an entry for each model ("edge", "cloud") in `label.writers`, to continue texts
-    with. `begun` is called with the number of cases to compute, then `done` after each of them.
+    with. `begin` gets the number of cases to compute; what it returns is called after each of them.
     Raises `UsageError` where the label returns invalid values or asks for a model that is not in
     `label.writers`, and a `CloudError` where a model fails.
     """
     path = _path(label, folder)
     known = kept_values(label, folder)
     fresh = [case for case in cases if case.question.id not in known]
-    begun(len(fresh))
+    done = begin(len(fresh))
     waiting = iter(fresh)
     while batch := list(islice(waiting, TOGETHER)):
         for case, values in zip(batch, _together(label, batch, rollouts), strict=True):
