@@ -160,7 +160,6 @@ train pocketqa --out r --epochs 0 | must be 1 or more
 train pocketqa --out r --label magic | no label 'magic'
 train pocketqa --out r --kind magic | no router 'magic'
 train pocketqa --out r --kind entropy | cannot be trained
-train pocketqa --out r --inputs hidden --top-k 5 | belongs to the input top_logprobs
 train pocketqa --out r --stage calibrate | There is no router
 router show max-prob | max-prob
 router show ./nothing | ./nothing

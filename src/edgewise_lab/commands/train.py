@@ -37,17 +37,13 @@ INPUTS = tuple(SIGNALS)
 DEFAULT_INPUTS = tuple(name for name, signal in SIGNALS.items() if signal.default)
 
 
-# An option of one input alone.
-TopK = Annotated[int | None, typer.Option(help="Log-probs in the input top_logprobs; default: 10.")]
-
-
-# It makes the router, and its thresholds; all else as for an evaluation. `top_k` is its own here.
+# It makes the router, and its thresholds; all else as for an evaluation.
 @takes(
     *(*ONE_VOCABULARY, "seed", *MACHINE, "price", "deadline"),
     reads=["cloud_key", "edge_key"],
     unaffected=[
         *("router", "cloud_share", "threshold"),
-        *("top_p", "speculate", "on_cloud_error", "on_edge_error"),
+        *("top_k", "top_p", "speculate", "on_cloud_error", "on_edge_error"),
     ],
 )
 def train(
@@ -79,7 +75,6 @@ def train(
             help=f"{', '.join(INPUTS)}; repeatable; default: the first three; rescue: text, ranks.",
         ),
     ] = None,
-    top_k: TopK = None,
     hidden: Annotated[int, typer.Option(help="Width of the hidden layer, 0: none.")] = 64,
     epochs: Annotated[int, typer.Option(help="Training epochs.")] = 40,
     workers: shared.Workers = 1,
@@ -94,7 +89,7 @@ def train(
     wanted = _inputs(inputs, label)
     chosen_label = LABELS.load(label)()
     recipe = _recipe(hidden, epochs, chosen.seed or 0)
-    how = {"inputs": wanted, "top_k": top_k, "recipe": recipe, "kind": kind, "workers": workers}
+    how = {"inputs": wanted, "recipe": recipe, "kind": kind, "workers": workers}
     training = partial(Training, *asked, out, **how, deadline=chosen.deadline)
     with resume_hint(f"What was done is in {out}: the same command goes on from there."):
         _told(_trained(chosen, asked, out, training, chosen_label, stage, workers))

@@ -34,7 +34,6 @@ from edgewise_lab.evaluation.tasks.grading import agreeing_task
 from edgewise_lab.rollouts import Rollouts, local_rollouts
 from edgewise_lab.training.collect import (
     ANSWERS,
-    KEPT,
     OWN,
     Columns,
     Sample,
@@ -64,7 +63,7 @@ TRIED = 3
 """Thresholds that calibration tries for a cloud share, roughly; used in estimates."""
 
 TOP_K = 10
-"""Default number of log-probs in the input `top_logprobs`."""
+"""Number of log-probs in the input `top_logprobs`."""
 
 Begin = Callable[[str, int | None], Callable[..., None]]
 """Callback as work begins, with its name and number of steps (None: unknown).
@@ -91,7 +90,6 @@ class Training:
         label: Label,
         inputs: tuple[str, ...],
         recipe: Recipe,
-        top_k: int | None = None,
         kind: str = "mlp",
         begin: Begin = lambda name, total: _unseen,
         deadline: float | None = None,
@@ -103,9 +101,8 @@ class Training:
 
         `folder` receives the checkpoint, `data` (default: `folder`/data) what it is made from.
         `kind` is the router's name in `ROUTERS`, `module:Class` or `./file.py:Class`; `inputs` are
-        what it reads of a step, `top_k` the number of log-probs in `top_logprobs`. `meter` counts
-        cloud tokens; a request to the cloud may take `deadline` seconds; calibration uses `workers`
-        threads. Raises `UsageError` for a `top_k` without its input, `VocabularyMismatch` for two
+        what it reads of a step. `meter` counts cloud tokens; a request to the cloud may take
+        `deadline` seconds; calibration uses `workers` threads. Raises `VocabularyMismatch` for two
         vocabularies, and `ContextOverflow` for a question that leaves no room for an answer.
         """
         if cloud.boundaries is not None:
@@ -122,7 +119,8 @@ class Training:
         self.meter = meter or SpendingMeter()
         self.edge, self.cloud = edge, self.meter.counted(cloud)
         self._label, self.kind = label, kind
-        self.inputs, self.top_k, self.recipe = inputs, _top_k(inputs, top_k), recipe
+        self.inputs, self.recipe = inputs, recipe
+        self.top_k = TOP_K if "top_logprobs" in inputs else 0
         self._begin, self._deadline, self._workers = begin, deadline, workers
         self._data.mkdir(parents=True, exist_ok=True)
 
@@ -358,21 +356,6 @@ class Training:
 
 def _unseen(estimate: int = 0) -> None:
     """Nobody watches the progress."""
-
-
-def _top_k(inputs: Sequence[str], given: int | None) -> int:
-    if "top_logprobs" not in inputs:
-        if given is not None:
-            raise UsageError(
-                "top_k belongs to the input top_logprobs, which is not among the inputs",
-                hint="drop it, or add the input",
-                setting="top_k",
-            )
-        return 0
-    top_k = TOP_K if given is None else given
-    if not 1 <= top_k <= KEPT:
-        raise UsageError(f"top_k must be from 1 to {KEPT}, not {top_k}.", setting="top_k")
-    return top_k
 
 
 def kind_recorded(name: str, folder: Path) -> str:
