@@ -13,6 +13,7 @@ from edgewise_lab.evaluation.tasks.grading import (
     named_choice,
     named_number,
 )
+from tests.evaluation.test_grading import CHOICE, NUMBER, UNLETTERED
 
 PLACES = ("bank", "library", "department store", "mall", "new york")
 LISTED = "\n".join(f"{letter}) {text}" for letter, text in zip("ABCDE", PLACES, strict=True))
@@ -29,8 +30,8 @@ EGGS = Question(
 )
 
 
-def priced(answer: str) -> Question:
-    return Question("q", "f", EGGS.prompt, answer, "number")
+def priced(answer: str, prompt: str = EGGS.prompt) -> Question:
+    return Question("q", "f", prompt, answer, "number")
 
 
 @pytest.mark.parametrize(
@@ -219,12 +220,16 @@ def test_numbers(answer: str, text: str, right: bool, strict: bool) -> None:
 
 @given(st.integers(-(10**9), 10**9), st.sampled_from(["", "$", "**", "\\boxed{"]))
 def test_a_number_is_itself_however_it_is_written(number: int, mark: str) -> None:
+    """In the chat form, and in the paper's."""
     end = {"\\boxed{": "}", "**": "**"}.get(mark, "")
     for written in (f"{number}", f"{number:,}", f"{number}.00"):
-        said = f"7 and 8 make 15.\nAnswer: {mark}{written}{end}"
-        assert is_right(priced(str(number)), said)
-        assert is_strictly_right(priced(str(number)), said)
-        assert not is_right(priced(str(number + 1)), said)
+        for prompt, said in (
+            (EGGS.prompt, f"7 and 8 make 15.\nAnswer: {mark}{written}{end}"),
+            ("", f"Therefore, the answer is {written}."),
+        ):
+            assert is_right(priced(str(number), prompt), said)
+            assert is_strictly_right(priced(str(number), prompt), said)
+            assert not is_right(priced(str(number + 1), prompt), said)
 
 
 REPLIES = st.lists(
@@ -236,7 +241,7 @@ REPLIES = st.lists(
 @example("Answer: $")
 def test_whatever_is_strictly_right_is_right(text: str) -> None:
     for said in (text, f"Answer: {text}"):
-        for question in (DOOR, EGGS, priced("18")):
+        for question in (DOOR, EGGS, priced("18"), CHOICE, UNLETTERED, NUMBER):
             assert is_strictly_right(question, said) <= is_right(question, said)
 
 

@@ -79,10 +79,15 @@ def test_one_that_fails_ends_them_all_and_those_under_way_are_kept() -> None:
 
 
 def evaluation(
-    edge: EdgeModel, cloud: CloudModel, folder: Path | None = None, *, workers: int = 1
+    edge: EdgeModel,
+    cloud: CloudModel,
+    folder: Path | None = None,
+    *,
+    workers: int = 1,
+    task: Task = TASK,
 ) -> Evaluation:
     store = Store(folder, {"task": "t"})
-    return Evaluation(TASK, TASK, edge=edge, cloud=cloud, store=store, workers=workers)
+    return Evaluation(task, task, edge=edge, cloud=cloud, store=store, workers=workers)
 
 
 def texts(found: dict[Cell, list[Outcome]]) -> dict[Cell, list[str]]:
@@ -110,18 +115,9 @@ def test_sessions_that_share_passes_answer_as_one_does(
     bundled: tuple[EdgeModel, CloudModel],
 ) -> None:
     """Passes of several round otherwise; of the bundled pair no answer hangs by that."""
-    edge, cloud = bundled
-    task = pocketqa().first(8)
+    task, systems = pocketqa().first(8), ["edge", "cloud", "exact"]
     one, four = (
-        Evaluation(
-            task,
-            task,
-            edge=edge,
-            cloud=cloud,
-            store=Store(None, {}),
-            workers=workers,
-        ).run([], [], ["edge", "cloud", "exact"])
-        for workers in (1, 4)
+        evaluation(*bundled, workers=workers, task=task).run([], [], systems) for workers in (1, 4)
     )
     assert texts(four) == texts(one)
 

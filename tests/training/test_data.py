@@ -10,6 +10,7 @@ from edgewise_lab.training.collect import KEPT, Columns
 from edgewise_lab.training.fit import Data, data_of, held_out
 
 INPUTS: tuple[str, ...] = ("hidden", "top_logprobs", "scalars")
+MARKED = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
 
 
 def columns(answers: int = 4, tokens: int = 5) -> Columns:
@@ -26,9 +27,8 @@ def columns(answers: int = 4, tokens: int = 5) -> Columns:
 
 
 def test_rows_hold_the_inputs_asked_for() -> None:
-    marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
     inputs: tuple[str, ...] = ("scalars", "top_logprobs")
-    data = data_of(columns(), marked, inputs=inputs, top_k=3, embeddings=None)
+    data = data_of(columns(), MARKED, inputs=inputs, top_k=3, embeddings=None)
     assert data.inputs.shape == (20, 7)
     assert np.array_equal(data.inputs[:, :4], columns().inputs["scalars"])
     assert list(np.flatnonzero(data.labels)) == [2, 7, 12, 17]
@@ -41,14 +41,13 @@ def test_labels_of_other_texts() -> None:
 
 
 def test_the_embedding_is_no_column() -> None:
-    marked = {str(i): [0.0, 0.0, 1.0, 0.0, 0.0] for i in range(4)}
     table = np.zeros((30, 6), np.float32)
     for inputs, width, held in (
         (("token_embedding",), 0, True),
         (("hidden", "token_embedding"), 4, True),
         (("hidden",), 4, False),
     ):
-        data = data_of(columns(), marked, inputs=inputs, top_k=0, embeddings=table)
+        data = data_of(columns(), MARKED, inputs=inputs, top_k=0, embeddings=table)
         assert data.inputs.shape == (20, width)
         assert (data.embeddings is not None) == held
 

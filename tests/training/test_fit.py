@@ -14,6 +14,7 @@ from edgewise.routers.mlp import TABLE, Mlp
 from edgewise.testing.scripted_edge import ScriptedEdge, noise
 from edgewise_lab.training.fit import Data, Recipe, embeddings_of, fit
 from edgewise_lab.training.publish import save_weights
+from tests.training.linear import planted
 
 INPUTS: tuple[str, ...] = ("hidden", "top_logprobs", "scalars")
 RECIPE = Recipe(hidden=(8,), epochs=20, batch=128, rate=1e-2)
@@ -27,24 +28,15 @@ CARD = RouterCard(
 )
 
 
-def planted(rows: int = 4000) -> Data:
-    """Labels that the fourth input decides, nearly."""
-    rng = np.random.default_rng(0)
-    inputs = rng.standard_normal((rows, 12)).astype(np.float32)
-    labels = (inputs[:, 3] + 0.2 * rng.standard_normal(rows) > 1.5).astype(np.float32)
-    groups = (np.arange(rows) // 10).astype(np.int32)
-    return Data(inputs, labels, groups, np.zeros(rows, np.int32))
-
-
 @pytest.fixture(autouse=True)
 def torch() -> None:
     pytest.importorskip("torch")
 
 
 def test_a_fit_finds_what_decides(tmp_path: Path) -> None:
-    fitted = fit(planted(), RECIPE)
+    fitted = fit(planted(4000), RECIPE)
     assert fitted.loss < 0.5 * fitted.baseline_loss
-    again = fit(planted(), RECIPE)
+    again = fit(planted(4000), RECIPE)
     assert all(np.array_equal(fitted.tensors[name], again.tensors[name]) for name in again.tensors)
     save_weights(tmp_path, fitted.tensors, ["a question"])
     router = Mlp(CARD, tmp_path)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from edgewise.errors import UsageError
 from edgewise_lab.training.fit import Data, Fitted, Recipe, fit_of, fitted
-from tests.training.linear import KIND, Linear
+from tests.training.linear import KIND, Linear, planted
 
 HERE = __name__
 GOOD = Fitted(
@@ -55,18 +55,9 @@ class Unfitted:
         return 0.0
 
 
-def planted(rows: int = 400) -> Data:
-    """Labels that the second input decides, nearly."""
-    rng = np.random.default_rng(0)
-    inputs = rng.standard_normal((rows, 4)).astype(np.float32)
-    labels = (inputs[:, 1] + 0.2 * rng.standard_normal(rows) > 1.0).astype(np.float32)
-    groups = (np.arange(rows) // 10).astype(np.int32)
-    return Data(inputs, labels, groups, np.zeros(rows, np.int32))
-
-
 def test_a_kind_brings_its_fit() -> None:
     counted: list[None] = []
-    found = fitted(KIND, planted(), Recipe(epochs=3), lambda: counted.append(None))
+    found = fitted(KIND, planted(400), Recipe(epochs=3), lambda: counted.append(None))
     assert len(counted) == 3
     assert found.loss < found.baseline_loss
     assert set(found.tensors) == {"mean", "std", "weights"}
@@ -117,5 +108,5 @@ def test_a_fit_that_gives_back_something_odd(
 ) -> None:
     monkeypatch.setattr(Odd, "gives", gives)
     with pytest.raises(UsageError, match=problem) as caught:
-        fitted(f"{HERE}:Odd", planted(), Recipe(), lambda: None)
+        fitted(f"{HERE}:Odd", planted(400), Recipe(), lambda: None)
     assert caught.value.hint == "repair its class"
