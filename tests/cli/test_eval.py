@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
-from tests.cli.conftest import Edgewise, Run
+from tests.cli.conftest import Edgewise
 
 pytestmark = pytest.mark.deep
 
