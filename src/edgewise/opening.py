@@ -46,7 +46,7 @@ from edgewise.routers.named import (
 )
 from edgewise.routers.thresholds import KEEP, TIERS, own_thresholds, tuned_thresholds
 from edgewise.sampling import Sampling
-from edgewise.settings import NAMES, Settings, fraction, require_default, spelled
+from edgewise.settings import NAMES, Settings, for_each, fractions, require_default, spelled
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[
     clouds = clouds or each(settings.cloud or cloud_address(settings))
     own = [{"cloud": one} for one in clouds] if len(clouds) > 1 else [{}]
     for name in _OF_A_CLOUD if len(clouds) > 1 else ():
-        for one, value in zip(own, _for_each(settings, name, len(clouds)), strict=True):
+        for one, value in zip(own, for_each(settings, name, len(clouds)), strict=True):
             one[name] = value or getattr(_DEFAULTS, name)
     made = [replace(settings, **one) for one in own]
     if len(clouds) > 1 and "none" in clouds:
@@ -164,12 +164,12 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
     `UsageError` for wrong settings.
     """
     further = max(0, len(clouds) - 1)
-    shares = _fractions(settings, "tier_share", [TIER_SHARE] * further)
+    shares = fractions(settings, "tier_share", [TIER_SHARE] * further)
     tuned = [
         tuned_thresholds(edge, TIERS, tier_address(clouds[:n])).get(f"{share:g}", TIER_THRESHOLD)
         for n, share in enumerate(shares, 2)
     ]
-    thresholds = [TIER_THRESHOLD, *_fractions(settings, "tier_threshold", tuned)]
+    thresholds = [TIER_THRESHOLD, *fractions(settings, "tier_threshold", tuned)]
     tiers: list[Tier] = []
     by_words = edge.abilities.text
     for cloud, share, threshold in zip(clouds, [None, *shares], thresholds, strict=bool(clouds)):
@@ -191,31 +191,6 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
             setting="trust",
         )
     return tiers
-
-
-def _for_each(settings: Settings, name: str, count: int) -> list[str]:
-    """Return the values of a setting, one for each of `count` clouds; "" where it has none."""
-    given = getattr(settings, name)
-    values = [""] * count if given in (None, "auto") else str(given).split(",")
-    if len(values) != count:
-        raise UsageError(
-            f"{spelled(name)} needs one value per cloud it applies to: {count}, not {len(values)}",
-            hint="separate them by commas, nearest cloud first, empty for the default",
-            setting=name,
-        )
-    return [one.strip() for one in values]
-
-
-def _fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list[float]:
-    """Return a share or threshold for each cloud after the nearest; one value may hold for all."""
-    given = getattr(settings, name)
-    if defaults and given is not None and "," not in str(given):
-        settings = replace(settings, **{name: ",".join([str(given)] * len(defaults))})
-    parts = _for_each(settings, name, len(defaults))
-    return [
-        fraction(one, spelled(name), name) if one else default
-        for one, default in zip(parts, defaults, strict=True)
-    ]
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:

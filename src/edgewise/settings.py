@@ -7,13 +7,14 @@ import codecs
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from edgewise.errors import UsageError
 
@@ -374,6 +375,31 @@ def fraction(text: str, called: str = "The share", setting: str | None = None) -
             hint="give a fraction such as 0.05, or 5%",
             setting=setting,
         ) from error
+
+
+def for_each(settings: Settings, name: str, count: int) -> list[str]:
+    """Return the values of a setting, one for each of `count` clouds; "" where it has none."""
+    given = getattr(settings, name)
+    values = [""] * count if given in (None, "auto") else str(given).split(",")
+    if len(values) != count:
+        raise UsageError(
+            f"{spelled(name)} needs one value per cloud it applies to: {count}, not {len(values)}",
+            hint="separate them by commas, nearest cloud first, empty for the default",
+            setting=name,
+        )
+    return [one.strip() for one in values]
+
+
+def fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list[float]:
+    """Return a share or threshold for each cloud after the nearest; one value may hold for all."""
+    given = getattr(settings, name)
+    if defaults and given is not None and "," not in str(given):
+        settings = replace(settings, **{name: ",".join([str(given)] * len(defaults))})
+    parts = for_each(settings, name, len(defaults))
+    return [
+        fraction(one, spelled(name), name) if one else default
+        for one, default in zip(parts, defaults, strict=True)
+    ]
 
 
 def _checked(values: Mapping[str, object], where: str) -> Settings:
