@@ -105,7 +105,7 @@ class TestAnEngineOfAPackage:
         assert edge.build == ""
         rollouts = local_rollouts(edge)
         (written,) = rollouts.run([Prefix(tuple(b"say: "), 4)])
-        assert bytes(written.ids) == b"grey"
+        assert bytes(written) == b"grey"
         rollouts.close()
 
     def test_it_is_named_beside_the_built_in_one(self) -> None:
