@@ -129,7 +129,7 @@ def link(
         print(msgspec.json.encode({"rows": rows, "advice": advice}).decode())
     else:
         render.show(shared.drawn(_link_table(rows)))
-        render.out.print(" ".join(advice.sentences))
+        render.out.print("\n".join(advice.sentences))
 
 
 def _measured(
