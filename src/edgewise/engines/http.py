@@ -341,7 +341,7 @@ class _Sending:
         return {**plain, **self.client.headers, "Content-Type": "application/json"}
 
     def count(self) -> None:
-        """Count a body in `client.sent`, at each attempt. Raises a `CloudError` to stop it."""
+        """Count the body in `client.sent`. Raises a `CloudError` if it must not be sent."""
         if self.data is not None and self.client.sent is not None:
             ids, again = self.request.ids, self.counted
             self.client.sent.add(ids, self.data, billable=self.billable, again=again)

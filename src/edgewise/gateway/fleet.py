@@ -169,7 +169,7 @@ class Replica:
             await self.check_health()
 
     async def close(self) -> None:
-        """Stop the check and close the engine's connections."""
+        """Stop a vocabulary check under way (not `watch`) and close the engine's connections."""
         await self.check.close()
         await self.engine.close()
 

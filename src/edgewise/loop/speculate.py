@@ -62,10 +62,10 @@ class Speculation:
             self._draft(state.expecting(ask, self._rules), edge_step, None)
 
     def forward(self) -> int | None:
-        """Draft one token more and return it.
+        """Draft one token more and return it; the cloud may be asked ahead, behind the drafts.
 
-        Returns None if `begin` drafted nothing, the policy's limit of drafts is reached, or the
-        answer would end with this token.
+        Returns None if there are no drafts, the policy's limit of drafts is reached, or the answer
+        would end with this token. Raises as `next_step`.
         """
         tip, ids = self._tip, [*self._ids, *self.drafts]
         if tip is None or not 0 < len(self.drafts) < self._rules.policy.speculate:
