@@ -288,7 +288,7 @@ def verification(
             raise UsageError(
                 f"{cloud.name!r} does not see that three and three are not seven, so it would "
                 "correct badly",
-                hint="name a model that sees it; with verify on edgewise try shows what this does",
+                hint="name another; to see what this one does, run edgewise try with verify on",
                 setting="cloud",
             )
         return "on"

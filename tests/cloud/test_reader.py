@@ -1,6 +1,8 @@
 """What a chat model that reads passages is shown, and what becomes of its replacement."""
 
+import time
 from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -208,3 +210,24 @@ def test_a_field_that_the_api_declines_is_no_request_that_it_bills() -> None:
         served.declines = frozenset({"response_format"})
         assert read(b"", b"It is so.", sent=sent).stand == len(b"It is so.")
     assert (sent.requests, sent.repeats) == (1, 0)
+
+
+def test_a_field_that_may_be_left_out_is_whatever_is_wrong_with_it() -> None:
+    with reading() as (read, served):
+        served.declines, served.why = frozenset({"response_format"}), "More than the maximum depth"
+        assert read(b"", b"It is so.").stand == len(b"It is so.")
+
+
+def test_what_was_declined_meanwhile_is_not_forgotten() -> None:
+    """Seen: a request that had left before put it back."""
+    with reading() as (read, served), ThreadPoolExecutor(1) as beside:
+        served.seconds = lambda number: 0.5 if number == 1 else 0.0
+        slow = beside.submit(read, b"", b"It is so.")
+        while not served.asked:
+            time.sleep(0.01)
+        served.declines = frozenset({"response_format"})
+        read(b"", b"It is so.")
+        slow.result()
+        before = len(served.bodies)
+        read(b"", b"It is so.")
+        assert len(served.bodies) == before + 1

@@ -71,6 +71,7 @@ class ChatReader(Served):
         self.probed: Verdict = (1, "Three and three are six.")
         self.whole: Callable[[], Awaitable[str]] = answers_whole
         self.declines: frozenset[str] = frozenset()
+        self.why = "Unsupported parameter"
         self.key: str | None = None
         self.refuses = self.cuts = self.thinks = False
         self.most = 1 << 20
@@ -95,7 +96,7 @@ class ChatReader(Served):
         body = json.loads(await request.text())
         self.bodies.append(body)
         if unknown := sorted(self.declines & {*body}):
-            said = {"error": {"message": f"Unsupported parameter: '{unknown[0]}'."}}
+            said = {"error": {"message": f"{self.why}: '{unknown[0]}'."}}
             return web.json_response(said, status=400)
         if self.thinks and body.get("reasoning_effort") == "none":
             said = {"code": 400, "message": "Request contains an invalid argument."}

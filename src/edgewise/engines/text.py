@@ -170,6 +170,7 @@ class TextEngine(Endpoint):
         """Send `request` with the first form of each purpose not declined (`TextServer.forms`)."""
         keyed = [[(_key(n, one), one) for n, one in enumerate(form)] for form in forms]
         suspected = frozenset[str]()
+        needed = {key for form in keyed if form[-1][1] for key, _ in form}
         while True:
             gone = self._declined | suspected
             chosen = [next((one for one in form if one[0] not in gone), form[-1]) for form in keyed]
@@ -179,7 +180,8 @@ class TextEngine(Endpoint):
             except Declined as error:
                 # The API names the field, or a newer one that it wants instead.
                 fault = {key for key, one in chosen if any(_names(error.said, k) for k in one)}
-                if error.elsewhere or _TOO_MUCH.search(error.said) or fault & gone:
+                too_much = fault & needed and _TOO_MUCH.search(error.said)
+                if error.elsewhere or too_much or fault & gone:
                     raise
                 if fault:
                     self._declined |= fault
@@ -191,7 +193,8 @@ class TextEngine(Endpoint):
                 if client.sent is not None:
                     client.sent.retract()
             else:
-                self._declined, self._accepts = gone, True
+                self._declined |= suspected
+                self._accepts = True
                 return reply
 
     def _drawn(self, request: TextRequest) -> Mapping[str, Any]:
