@@ -4,7 +4,7 @@ python -m benchmarks.edge_speed [--model 0.5b|smollm2|FILE] [--contexts 128 1024
 
 The model is of random weights in the shape of Qwen2.5-0.5B, SmolLM2-135M-Instruct, or any GGUF. The
 routers are the one of a pair that has none of its own, and a perceptron over the hidden state. A
-ratio is the median over blocks with its 95% interval (`edgewise_lab.bench.speed`), once by the
+ratio is the median over blocks with its 95% interval (`benchmarks.speed`), once by the
 clock and once by the time that the process had the processor, which other work disturbs less.
 Beside it stands the loss that the blocks cannot tell from none. Prints Markdown.
 """
@@ -24,6 +24,7 @@ from safetensors.numpy import save_file
 from benchmarks import random_qwen
 from benchmarks.processes import peak
 from benchmarks.shared import show, weights
+from benchmarks.speed import Ratio, bare, measure, random_prompt
 from edgewise.edge.base import EdgeOptions
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.vocabulary import fingerprint
@@ -34,7 +35,6 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
 from edgewise.routers.mlp import Mlp
 from edgewise.routers.named import ROUTERS
-from edgewise_lab.bench.speed import Ratio, bare, measure, random_prompt
 
 HIDDEN_LAYER = 64
 HEAD = (

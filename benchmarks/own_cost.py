@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from benchmarks.agreeing import Agreeing
 from benchmarks.edge_speed import ROUTER, gguf, routers_for, scoring
 from benchmarks.shared import show
+from benchmarks.speed import bare, random_prompt, through
 from edgewise.edge.base import EdgeOptions
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.llamacpp.library import llama_cpp
@@ -26,7 +27,6 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.base import Router
 from edgewise.testing.scripted_edge import noise
-from edgewise_lab.bench.speed import bare, random_prompt, through
 
 HEAD = ("router", "own cost, us", "bare step, ms", "own cost / step")
 BARE, VERIFIED = "bare", "verified, by a cloud that costs nothing"

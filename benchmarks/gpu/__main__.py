@@ -134,13 +134,13 @@ def write_folder(model: Model, folder: Path) -> None:
 def measure_loop(report: Report, name: str, options: argparse.Namespace) -> None:
     """The decoder over the edge engine alone, with a router and with a cloud that costs nothing."""
     from benchmarks.agreeing import Agreeing
+    from benchmarks.speed import measure, random_prompt
     from edgewise.loop.decoder import Decoder
     from edgewise.loop.policy import Policy
     from edgewise.opening import FALLBACK_ROUTER
     from edgewise.options.transformers.model import TransformersModel
     from edgewise.routers.named import ROUTERS
     from edgewise.testing.scripted_edge import noise
-    from edgewise_lab.bench.speed import measure, random_prompt
 
     with TemporaryDirectory() as temporary:
         random = Model(SHAPES[name], torch.device(options.device), rows=1)

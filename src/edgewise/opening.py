@@ -44,7 +44,7 @@ from edgewise.routers.named import (
     router_named,
     router_of,
 )
-from edgewise.routers.thresholds import KEEP, TIERS, own_thresholds, tuned_thresholds
+from edgewise.routers.thresholds import TIERS, own_thresholds, tuned_thresholds
 from edgewise.sampling import Sampling
 from edgewise.settings import NAMES, Settings, for_each, fractions, require_default, spelled
 
@@ -384,9 +384,9 @@ def starts_of(
 ) -> Mapping[str, float]:
     """Return the router's initial thresholds, by cloud share as text ("0.05").
 
-    They are those tuned for this pair (that of `edgewise tune --keep` has the key `KEEP`), else
-    those in `card`, else measured on the edge's own answers. Empty if the settings fix the
-    threshold, a share of 0 or 1, or `verify` "on" or "exact", and if there is no cloud.
+    They are those tuned for this pair, else those in `card`, else measured on the edge's own
+    answers. Empty if the settings fix the threshold, a share of 0 or 1, or `verify` "on" or
+    "exact", and if there is no cloud.
     """
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
     if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
@@ -430,9 +430,8 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
 
     `starts`, from `starts_of`, gives the initial threshold for a share; without one it is 0.5.
     `verify` is off if it is "auto" or a threshold is set. Then, if neither threshold nor share is
-    set, the threshold of `edgewise tune --keep` is fixed, else `DEFAULT_SHARE` holds; if both are
-    set, the threshold is the initial one. "exact" with a share becomes "on"; "on" without a share
-    gets `VERIFY_SHARE`.
+    set, `DEFAULT_SHARE` holds; if both are, the threshold is the initial one. "exact" with a share
+    becomes "on"; "on" without a share gets `VERIFY_SHARE`.
     """
     share, fixed = settings.cloud_share, settings.threshold
     verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify
@@ -440,10 +439,9 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
         # A share that is asked for is honoured, of one answer too.
         verify = "exact" if verify == "exact" and share is None else "on"
         share = VERIFY_SHARE if verify == "on" and share is None else share
-    elif fixed is None and share is None and (fixed := starts.get(KEEP)) is None:
+    elif fixed is None and share is None:
         share = DEFAULT_SHARE
-    by_share = {name: value for name, value in starts.items() if name != KEEP}
-    fitting = None if share is None else start_at(by_share, share)
+    fitting = None if share is None else start_at(starts, share)
     start = fitting if fixed is None else fixed
     own = [name for name in Policy.__struct_fields__ if name in NAMES]
     values: dict[str, Any] = {name: getattr(settings, name) for name in own}

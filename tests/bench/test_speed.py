@@ -15,7 +15,7 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from edgewise_lab.bench import speed
-from edgewise_lab.bench.speed import bare, measure
+from benchmarks.speed import bare, measure
 
 
 @pytest.fixture(scope="module")

@@ -82,8 +82,6 @@ OTHERS = f"""
 bogus | bogus
 --bogus | --bogus
 demo --questions=0 | --questions must be
-bench edge --blocks=2 | at least 5 blocks
-bench edge --edge=none.gguf | There is no file
 eval {NOBODY} | {NOBODY}
 models pull {NOBODY} | {NOBODY}
 models pull bundled | 'bundled'

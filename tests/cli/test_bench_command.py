@@ -1,4 +1,4 @@
-"""`edgewise bench`: links and the bare edge, over real links and engines."""
+"""`edgewise bench link`, over a real link and engine."""
 
 import pytest
 
@@ -23,8 +23,3 @@ def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
     assert row["waiting"]["value"] > 1
     # Speculation decodes at least once a token.
     assert row["decodes_per_token"] >= 1
-
-
-def test_the_edge_beside_the_bare_engine(edgewise: Edgewise) -> None:
-    told = edgewise.json("bench", "edge", "--context", "16", "--tokens", "8")
-    assert {"native_tokens_per_second", "edgewise_tokens_per_second", "ratio"} <= told.keys()

@@ -36,14 +36,11 @@ PROMPTS = (
 TOKENS = 40
 """The greatest length, in tokens, of each answer to one of `PROMPTS`."""
 
-KEEP = "keep"
-"""The key, among cloud shares, of the threshold that `edgewise tune --keep` found."""
-
 TIERS = "tiers"
 """The `identity` for thresholds of clouds after the nearest, which do not depend on the router."""
 
 _Thresholds = dict[
-    Annotated[str, msgspec.Meta(pattern=rf"^({SHARE}|keep)$")],
+    Annotated[str, msgspec.Meta(pattern=rf"^{SHARE}$")],
     Annotated[float, msgspec.Meta(ge=0, le=1)],
 ]
 """Thresholds by cloud share. An invalid file is ignored, and thresholds are measured anew."""
@@ -78,12 +75,11 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
 
 
 def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str, float]:
-    """Return the thresholds that `keep_tuned` stored, by cloud share (as text, "0.05") or `KEEP`.
+    """Return the thresholds that `keep_tuned` stored, by cloud share (as text, "0.05").
 
-    Empty if there are none. `KEEP` is for settings without a cloud share or a threshold. `identity`
-    is the router's digest, `cloud` the name of the nearest cloud (`opening.nearest_cloud`). The
-    thresholds by which a further one of several clouds is asked are stored under the identity
-    `TIERS` and the name that `opening.tier_address` returns.
+    Empty if there are none. `identity` is the router's digest, `cloud` the name of the nearest
+    cloud (`opening.nearest_cloud`). The thresholds by which a further one of several clouds is
+    asked are stored under the identity `TIERS` and the name that `opening.tier_address` returns.
     """
     return _kept(_record("tuned", edge, identity, cloud))
 
@@ -91,7 +87,7 @@ def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str,
 def keep_tuned(
     edge: EdgeModel, identity: str, cloud: str, thresholds: Mapping[str, float]
 ) -> Path | None:
-    """Store tuned `thresholds`, by cloud share as text or `KEEP`, in place of earlier ones.
+    """Store tuned `thresholds`, by cloud share as text, in place of earlier ones.
 
     `tuned_thresholds` returns them for the same router (`identity`, its digest) and nearest cloud.
     Returns the file, or None if it cannot be written.

@@ -12,23 +12,16 @@ from rich.progress import Progress
 from edgewise.advice import CloudPace, cloud_pace
 from edgewise.cli import options, render
 from edgewise.cli.options import (
-    CONNECTING,
-    COSTS,
     DRAWS,
-    EDGE,
     ONE_VOCABULARY,
-    POLICY,
-    PRIVACY,
     takes,
 )
 from edgewise.cloud.base import CloudModel
-from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
 from edgewise.pair import open_pair
 from edgewise.settings import Settings
 from edgewise_lab.bench.link import Conditions, LinkBench, LinkRow, advice_over
 from edgewise_lab.bench.pace import Pace
-from edgewise_lab.bench.speed import measure
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.eval import shares_of
 from edgewise_lab.commands.rules import rules
@@ -45,44 +38,6 @@ app.command()(rules)
 EngineTime = Annotated[
     float, typer.Option(min=0, help="Emulated time of a large model, ms per consult.")
 ]
-
-
-# No cloud is asked, and the context is as long as what is measured.
-@app.command()
-@takes(
-    *(*EDGE, "router", "threads", "gpu_layers"),
-    reads=["edge_key"],
-    unaffected=[
-        *("cloud", *CONNECTING, "cloud_tokenizer", "cloud_key", *PRIVACY),
-        *(*POLICY, "on_cloud_error", "on_edge_error"),
-        *("max_tokens", *DRAWS, "ctx", *COSTS),
-    ],
-)
-def edge(
-    chosen: Settings,
-    context: Annotated[int, typer.Option(help="Tokens in the context before measuring.")] = 128,
-    tokens: Annotated[int, typer.Option(help="Tokens per block.")] = 16,
-    blocks: Annotated[int, typer.Option(help="Number of interleaved blocks; at least 5.")] = 15,
-    json: options.Json = False,
-) -> None:
-    """Decoding speed with the router, against the bare engine in the same process."""
-    if blocks < 5 or tokens < 1 or context < 1:
-        raise UsageError("Give at least 5 blocks of 1 token after a context of 1 token.")
-    alone = replace(without_cloud(chosen), ctx=context + tokens + 8)
-    asking_nothing = replace(alone, threshold=1.0, cloud_share=None, verify="off")
-    with open_pair(asking_nothing, keep_prefixes=True) as pair:
-        speed = measure(pair.decoder, context=context, tokens=tokens, blocks=blocks)
-        name = pair.edge.name
-    if json:
-        print(msgspec.json.encode(speed).decode())
-    else:
-        render.out.print(
-            f"{name}, context {context}, {blocks} blocks of {tokens} tokens: bare engine "
-            f"{speed.native_tokens_per_second:.1f} tokens/s, Edgewise "
-            f"{speed.edgewise_tokens_per_second:.1f} tokens/s, ratio {speed.ratio:.3f} "
-            f"({speed.ratio_low:.3f} to {speed.ratio_high:.3f}; a loss below "
-            f"{speed.undetected:.1%} would not show)"
-        )
 
 
 @app.command()

@@ -25,17 +25,15 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.one_cloud import UNKNOWN, unsure
 from edgewise.loop.policy import Policy
 from edgewise.routers.base import Router
-from edgewise.routers.thresholds import KEEP, TIERS, keep_tuned
+from edgewise.routers.thresholds import TIERS, keep_tuned
 from edgewise.settings import Settings
 from edgewise_lab import tables
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.shared import counted, resume_hint
 from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import manifest
-from edgewise_lab.evaluation.promise import CONFIDENCE, Promise, keeping, require_prompts, sequence
-from edgewise_lab.evaluation.systems import CloudAlone, Decoded, require_room
+from edgewise_lab.evaluation.systems import Decoded, require_room
 from edgewise_lab.evaluation.tasks.base import Task
-from edgewise_lab.evaluation.tasks.grading import agreeing_task
 from edgewise_lab.evaluation.tasks.named import open_task
 from edgewise_lab.tables import FigureTable
 from edgewise_lab.training.router import SHARES
@@ -46,7 +44,7 @@ FEWEST = 20
 """Smallest number of prompts; fewer say next to nothing about a cloud share of 1%."""
 
 MOST_LOST = 5
-"""Most prompts (at most a tenth) at which the cloud may fail; with --keep it may at none."""
+"""Most prompts (at most a tenth) at which the cloud may fail."""
 
 
 @takes(
@@ -71,13 +69,6 @@ def tune(
     check: shared.Check = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Use the first N prompts.")] = 100,
     max_tokens: shared.MaxTokens = None,
-    keep: Annotated[
-        float | None,
-        options.share_option(
-            "Target quality instead of a share: the fraction of answers, such as 95%, that agree "
-            "with the cloud (or are right, if the file has answers)."
-        ),
-    ] = None,
     chosen: Settings,
     json: options.Json = False,
 ) -> None:
@@ -86,30 +77,26 @@ def tune(
     With several clouds, each further cloud gets thresholds too, by its share of the tokens.
     """
     asked = _prompts(open_task(task, data=data, check=check).first(limit), max_tokens)
-    if keep is not None:
-        require_prompts(keep, len(asked.questions))
-        opening.require_one_cloud(chosen)
     meter = SpendingMeter()
     opened = pair.open_pair(replace(chosen, router=pair.NEVER), slots=2)
     hint = resume_hint("What was answered is kept: the same command goes on from there.")
     with opened as models, render.progress(hidden=json) as progress, hint:
-        tuned = _tuned(chosen, models, asked, keep, meter, progress)
+        tuned = _tuned(chosen, models, asked, meter, progress)
     if tuned.place is None:
         raise UsageError("There is no folder to store thresholds in", hint="set HOME")
     found = tuned.found
     if json:
-        report = {"router": tuned.router, "thresholds": tuned.thresholds, **_realised(found)}
+        shares = {f"{share:g}": (point.share, *point.interval) for share, point in found.items()}
+        report = {"router": tuned.router, "thresholds": tuned.thresholds, "realised": shares}
         report |= {"tiers": tuned.tiers} if tuned.tiers else {}
         print(msgspec.json.encode({**report, "left_out": tuned.lost}).decode())
         return
-    if isinstance(found, Promise):
-        render.out.print(_promised(found, agreement=not asked.known))
-    else:
-        called = f"{Path(tuned.router).name} for {tuned.models}"
-        render.show(_table(found, f"{called}, {len(asked.questions)} prompts"))
+    called = f"{Path(tuned.router).name} for {tuned.models}"
+    render.show(_table(found, f"{called}, {len(asked.questions)} prompts"))
     _tell(tuned, meter, chosen, models.both()[1].verifies)
-    use = "answer at this one" if keep else "begin from these"
-    render.out.print(f"run, chat and serve {use} with this pair and router ({tuned.place}).")
+    render.out.print(
+        f"run, chat and serve begin from these with this pair and router ({tuned.place})."
+    )
     render.out.print("Next: edgewise eval QUESTIONS.jsonl says how right it is on yours")
 
 
@@ -122,7 +109,7 @@ class _Tuned(NamedTuple):
 
     router: str
     models: str
-    found: Mapping[float, Calibrated] | Promise
+    found: Mapping[float, Calibrated]
     thresholds: Mapping[str, float]
     tiers: Mapping[str, Mapping[str, float]]
     place: Path | None
@@ -133,7 +120,6 @@ def _tuned(
     chosen: Settings,
     models: pair.Pair,
     asked: Task,
-    keep: float | None,
     meter: SpendingMeter,
     progress: Progress,
 ) -> _Tuned:
@@ -142,11 +128,9 @@ def _tuned(
         shared.require_writing(one, "a router")
     require_room(asked, edge, cloud)
     named = replace(chosen, router=opening.chosen_router(chosen, edge))
-    router, card = opening.open_router(named, edge)
+    router, _ = opening.open_router(named, edge)
     identity = opening.router_identity(named)
     clouds = [meter.counted(one) for one in models.clouds]
-    if keep is not None:
-        asked = _agreeing(asked, edge, clouds[0], progress)
     answers = Answers(
         router,
         asked,
@@ -155,14 +139,10 @@ def _tuned(
         deadline=chosen.deadline,
         done=counted(progress, "answers"),
         file=(file := _file(named, asked, edge, cloud, identity)),
-        may_lose=0 if keep else min(MOST_LOST, len(asked.questions) // 10),
+        may_lose=min(MOST_LOST, len(asked.questions) // 10),
     )
-    if keep is None:
-        found = thresholds_for(SHARES, answers)
-        thresholds = {f"{share:g}": point.threshold for share, point in found.items()}
-    else:
-        found = keeping(keep, sequence(edge, router), lambda at: answers.at(at).outcomes)
-        thresholds = {**opening.starts_of(named, router, card, edge), KEEP: found.threshold}
+    found = thresholds_for(SHARES, answers)
+    thresholds = {f"{share:g}": point.threshold for share, point in found.items()}
     place = keep_tuned(edge, identity, opening.nearest_cloud(chosen), thresholds)
     start = thresholds.get(f"{opening.DEFAULT_SHARE:g}", 1.0)
     tiers = _tiers(named, router, asked, edge, clouds, start, progress)
@@ -243,35 +223,6 @@ def _scored(cloud: CloudModel, scores: list[float]) -> CloudModel:
         scores.extend([UNKNOWN if score is None else score] * len(completion.ids))
 
     return WrappedCloud(cloud, observed(seen))
-
-
-def _agreeing(asked: Task, edge: EdgeModel, cloud: CloudModel, progress: Progress) -> Task:
-    """Return the task with the cloud's own answers as right ones, where none are known."""
-    if asked.known:
-        return asked
-    alone = CloudAlone(cloud, edge.tokenizer, asked.max_tokens)
-    done = counted(progress, "the cloud's own answers", len(asked.questions))
-    replies: dict[str, str] = {}
-    for question in asked.questions:
-        replies[question.id] = alone.answer(question).text
-        done()
-    return agreeing_task(asked, replies)
-
-
-def _realised(found: Mapping[float, Calibrated] | Promise) -> dict[str, object]:
-    if isinstance(found, Promise):
-        return {"kept": found}
-    shares = {f"{share:g}": (point.share, *point.interval) for share, point in found.items()}
-    return {"realised": shares}
-
-
-def _promised(found: Promise, *, agreement: bool) -> str:
-    what = "agreed with the cloud's own" if agreement else "were right"
-    return (
-        f"At a threshold of {found.threshold:.6f} {found.right} of {found.prompts} answers {what}: "
-        f"at least {found.least:.1%} of answers to such prompts, with {CONFIDENCE:.0%} confidence. "
-        f"The cloud wrote {tables.share(found.share, found.interval)} of the tokens."
-    )
 
 
 def _prompts(task: Task, max_tokens: int | None) -> Task:
