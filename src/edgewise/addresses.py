@@ -83,8 +83,8 @@ _REPOSITORY = re.compile(
 _FILE = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>.+))?")
 _GGUF = re.compile(r"(?i)(?P<repo>(?P<owner>[\w.-]+)/[\w.-]+)/(?P<file>.+\.gguf)")
 
+# By kind of folder: the variable that names its parent, and that parent's default in the home.
 _USER_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "state": ("XDG_STATE_HOME", ".local/state")}
-"""By kind of folder: the variable that names its parent, and that parent's default in the home."""
 
 
 def bundled(part: Part) -> Path:

@@ -24,9 +24,10 @@ PREFIX = "EDGEWISE_"
 MAX_FILE = 64 << 10
 """Size limit of `edgewise.toml`, in bytes."""
 
+# Settings that exclude each other: a source that gives one drops the other of weaker sources.
 _EITHER = {"threshold": "cloud_share", "cloud_share": "threshold"}
-"""Settings that exclude each other: a source that gives one drops the other of weaker sources."""
 
+# Values with a meaning of their own, unlike paths and names; they may be written in any case.
 _WORDS = {
     "edge": ("bundled",),
     "cloud": ("bundled", "none"),
@@ -34,10 +35,9 @@ _WORDS = {
     "verify": ("auto", "off", "on", "exact"),
     **dict.fromkeys(("edge_engine", "cloud_engine", "gpu_layers"), ("auto",)),
 }
-"""Values with a meaning of their own, unlike paths and names; they may be written in any case."""
 
+# Values that mean the same as no value to commands that do not draw or verify.
 _AS_UNSET = {"temperature": 0.0, "verify": "off"}
-"""Values that mean the same as no value to commands that do not draw or verify."""
 
 _OF_SERVE = "api_key"  # an option of `serve`, not a setting; it may be in the environment too
 _TYPO = 0.8  # least similarity of an unknown variable to a setting's name to count as a misspelling

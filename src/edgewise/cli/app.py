@@ -18,6 +18,7 @@ from typer.main import get_command
 from edgewise.errors import EdgewiseError, UsageError
 from edgewise.registry import Registry, attribute
 
+# Help line of each built-in command; the module `edgewise.cli.NAME` defines it as NAME.
 _BUILT_IN = {
     "run": "Answer one prompt.",
     "chat": "Talk to the pair in the terminal.",
@@ -28,8 +29,8 @@ _BUILT_IN = {
     "gateway": "Serve many devices in front of your engines.",
     "keys": "Add, list and revoke keys of clients.",
 }
-"""Help line of each built-in command; the module `edgewise.cli.NAME` defines it as NAME."""
 
+# Help line of each command that the package `edgewise_lab` adds.
 _LABORATORY = {
     "demo": "Compare edge, pair and cloud on held-out questions.",
     "try": "Answer your prompts by edge, pair and cloud.",
@@ -39,14 +40,13 @@ _LABORATORY = {
     "router": "Show a router's checkpoint.",
     "bench": "Measure speed and compare systems.",
 }
-"""Help line of each command that the package `edgewise_lab` adds."""
 
+# Commands that users know from other programs, and what to use here instead.
 _ELSEWHERE = {
     "list": "models list",
     "ps": "doctor, which says what a command would load; nothing stays loaded behind one",
     "pull": "models pull MODEL",
 }
-"""Commands that users know from other programs, and what to use here instead."""
 
 _ADDED: Registry[Any] = Registry("command", "edgewise.commands", {})
 

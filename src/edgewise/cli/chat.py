@@ -38,19 +38,19 @@ HELP = """\
 """Text of the command /help."""
 
 _COMMAND = re.compile("/[a-z]+", re.IGNORECASE)
+# Similarity to a command from which a line counts as a misspelt one (`/shar 0.1`); any other line
+# that begins with a slash is a question, such as a path.
 _NEARLY = 0.8
-"""Similarity to a command from which a line counts as a misspelt one (`/shar 0.1`); any other line
-that begins with a slash is a question, such as a path."""
 
 _ALONE = frozenset({"/why", "/new", "/help", "/quit", "/exit", "/bye"})
 
+# Reasons of the edge model's tokens that did not call for the cloud model.
 _KEPT = ("below_threshold", "verified")
-"""Reasons of the edge model's tokens that did not call for the cloud model."""
 
 _SHOWN = 3
 
+# At least a quarter of the context is left for an answer, or `max_tokens` if that is less.
 _ROOM = 4
-"""At least a quarter of the context is left for an answer, or `max_tokens` if that is less."""
 
 
 @takes(*ANSWERING, reads=["cloud_key", "edge_key"])

@@ -44,17 +44,17 @@ from edgewise.routers.card import RouterCard
 from edgewise.routers.thresholds import tuned_thresholds
 from edgewise.settings import Settings
 
+# Timeout of a measured request; the first has to prefill the whole long prompt.
 _SECONDS = 60.0
-"""Timeout of a measured request; the first has to prefill the whole long prompt."""
+# Lines to add to the prompt: 70 (about 1,400 tokens, since caches have blocks of up to 1,024), or
+# 12 (about 300) if the engine rejects so many.
 _LINES = (70, 12)
-"""Lines to add to the prompt: 70 (about 1,400 tokens, since caches have blocks of up to 1,024), or
-12 (about 300) if the engine rejects so many."""
 _TRAIN = "edgewise train PROMPTS.jsonl, for this pair and your own prompts, makes a better one"
+# Measured results of the routers that need no training, from docs/results.md.
 _MEASURED = {
     "entropy": "at 5% it recovered none of the gap between two real models",
     "max-prob": "at 5% it recovered 40% (26 to 57) of the gap between two real models",
 }
-"""Measured results of the routers that need no training, from docs/results.md."""
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 

@@ -16,8 +16,8 @@ from edgewise.errors import UsageError
 from edgewise.hub.disk import DiskModel, disk_models, vocabulary_of
 from edgewise.hub.known import KNOWN, like
 
+# Most models whose vocabularies are compared: a large one takes a tenth of a second.
 _MOST_COMPARED = 200
-"""Most models whose vocabularies are compared: a large one takes a tenth of a second."""
 
 models = typer.Typer(no_args_is_help=True, help="List and download models.")
 

@@ -66,6 +66,7 @@ ANSWERING = tuple(name for name in NAMES if name not in KEYS)
 ALL = "--help-all"
 """Flag that shows the help with the rarely needed options too."""
 
+# Panel of the help that shows a group of settings.
 _PANELS = {
     **dict.fromkeys(("models", "connection", "tokenizer", "machine"), "Models"),
     **dict.fromkeys(("routing", "policy"), "Routing"),
@@ -74,7 +75,6 @@ _PANELS = {
     "privacy": "Privacy",
     "costs": "Money",
 }
-"""Panel of the help that shows a group of settings."""
 
 _REPEATED = ("cloud",)
 

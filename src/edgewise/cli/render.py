@@ -221,6 +221,7 @@ def summary(answer: Finished, tokens: Sequence[Token], pair: Pair) -> str:
     return " · ".join(parts)
 
 
+# Why a consult that the router wanted was not made, by `Token.reason`.
 _HELD_BACK = {
     "circuit_open": "consults are paused after failures",
     "budget": "earlier answers used it",
@@ -230,7 +231,6 @@ _HELD_BACK = {
     "mid_word": "the cloud is asked between words only",
     "reasoning": "the cloud cannot go on inside a block of reasoning",
 }
-"""Why a consult that the router wanted was not made, by `Token.reason`."""
 
 
 def _verified(usage: Usage, tokens: Sequence[Token], cloud: str, share: float | None) -> str:

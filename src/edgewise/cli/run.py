@@ -22,8 +22,8 @@ from edgewise.pair import Pair, open_pair
 from edgewise.prompts import MAX_PROMPT, require_text
 from edgewise.settings import Settings, file_bytes, unmarked
 
+# Seconds of waiting for stdin after which a note says so.
 _PATIENCE = 3.0
-"""Seconds of waiting for stdin after which a note says so."""
 
 _WAITING = "reading stdin until it ends; with </dev/null the prompt is the argument alone"
 

@@ -45,8 +45,8 @@ from edgewise.errors import (
 )
 from edgewise.providers import provider_at
 
+# Suffix of the engine name under which an engine that takes ids is asked by text instead.
 _TEXT = "-text"
-"""Suffix of the engine name under which an engine that takes ids is asked by text instead."""
 
 _log = logging.getLogger(__name__)
 

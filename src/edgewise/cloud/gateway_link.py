@@ -78,8 +78,8 @@ _ERRORS: Mapping[str, type[CloudError]] = {
     for error in (CloudUnavailable, CloudTimeout, CloudRefused, CloudRejected, CloudProtocolError)
 } | {VOCABULARY: OtherVocabulary}
 
+# Close codes that this side sends if what the gateway sent is no valid frame.
 _NO_FRAMES = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG)
-"""Close codes that this side sends if what the gateway sent is no valid frame."""
 
 _Waiting = dict[int, "asyncio.Future[Reply | NeedFull]"]
 

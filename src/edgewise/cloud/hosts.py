@@ -19,8 +19,8 @@ _PRIVATE = (
     "fc00::/7",
     "fe80::/10",
 )
+# Loopback, private networks (RFC 1918, RFC 4193) and link-local addresses.
 _NEAR = (*_HERE, *map(ip_network, _PRIVATE))
-"""Loopback, private networks (RFC 1918, RFC 4193) and link-local addresses."""
 
 
 class Host(NamedTuple):

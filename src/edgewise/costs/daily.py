@@ -20,11 +20,11 @@ _TABLE = (
 _SET = "INSERT OR REPLACE INTO spent VALUES (?, ?, ?)"
 _GET = "SELECT amount FROM spent WHERE day = ? AND currency = ?"
 
+# Guards all files: none may be created or closed while another thread has SQLite's locks on it.
 _LOCK = threading.Lock()
-"""Guards all files: none may be created or closed while another thread has SQLite's locks on it."""
 
+# How long to wait for other processes' locks on the file.
 _SECONDS = 10.0
-"""How long to wait for other processes' locks on the file."""
 
 _log = logging.getLogger(__name__)
 

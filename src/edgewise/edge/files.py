@@ -17,16 +17,16 @@ from edgewise.settings import unmarked
 MAX_CONFIG = 4 << 20
 """Most bytes of a configuration file (such as config.json) that is read."""
 
+# Endings of the names of files that repositories keep in Git LFS.
 _LARGE = (".onnx", ".data", ".safetensors", ".model", "tokenizer.json")
-"""Endings of the names of files that repositories keep in Git LFS."""
 
 _BLOCKS, _BLOCK_BYTES = 64, 65536
+# Files found instead of a model's: a pattern of their beginning, what they are, a hint.
 _INSTEAD = (
     (rb"version https://git-lfs", "a Git LFS pointer", "fetch the file itself: git lfs pull"),
     (rb"(?i)\s*<(!doctype|html|\?xml)", "a web page", "download the file, not the page about it"),
     (rb"\Z", "empty", "download it again"),
 )
-"""Files found instead of a model's: a pattern of their beginning, what they are, a hint."""
 
 _T = TypeVar("_T")
 

@@ -29,8 +29,8 @@ FEW = 8
 With more ids, and on other engines, the last id has a pass of its own: it alone needs outputs.
 """
 
+# A cached prompt is of the same conversation if so many ids stay for each id that is dropped.
 _SLACK = 16
-"""A cached prompt is of the same conversation if so many ids stay for each id that is dropped."""
 
 
 class FairLock:

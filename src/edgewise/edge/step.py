@@ -16,8 +16,8 @@ from edgewise.events import Candidate
 
 _BLOCK = 128
 
+# Logits per `exp` call, few enough that the intermediate arrays stay in the processor's cache.
 _PART = 1 << 14
-"""Logits per `exp` call, few enough that the intermediate arrays stay in the processor's cache."""
 
 _ONES = np.ones(_PART, np.float32)
 

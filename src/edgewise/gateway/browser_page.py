@@ -50,6 +50,7 @@ FOLDER = Path(str(files("edgewise.gateway") / "page"))
 ENGINE = "engine/wllama.js"
 """File in `FOLDER` of the engine that decodes in the browser; `make web` puts it there."""
 
+# Media types that a system's own table may lack, or have wrong.
 _TYPES = {
     ".js": "text/javascript",
     ".mjs": "text/javascript",
@@ -58,7 +59,6 @@ _TYPES = {
     ".gguf": "application/octet-stream",
     ".safetensors": "application/octet-stream",
 }
-"""Media types that a system's own table may lack, or have wrong."""
 
 SMALL = 1 << 23
 """Bytes of the largest file that is kept in memory."""

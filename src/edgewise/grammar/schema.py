@@ -43,15 +43,15 @@ MAX_WAYS = 1 << 17
 MAX_REFS = 200
 """Maximum depth of nested subschemas; each `$ref` that llguidance expands adds its own depth."""
 
+# Whitespace between the parts of JSON, as in llama.cpp: a blank, or a new line and its indent. If
+# its length were unlimited, a small model could write blanks for ever.
 _BLANKS = r"\x20|\x0A{1,2}[\x20\x09]{0,20}"
-"""Whitespace between the parts of JSON, as in llama.cpp: a blank, or a new line and its indent. If
-its length were unlimited, a small model could write blanks for ever."""
 
+# Keywords that allow or require keys that an object's `properties` do not name.
 _OPENING = frozenset(
     {"additionalProperties", "patternProperties", "propertyNames", "minProperties"}
     | {"unevaluatedProperties", "dependentRequired", "dependentSchemas"}
 )
-"""Keywords that allow or require keys that an object's `properties` do not name."""
 
 _LOOKING_AROUND = re.compile(r"\(\?<?[=!]")
 
@@ -59,6 +59,7 @@ _FORMAT, _LENGTH, _LEAST = 32, 4, 16
 _APPLIED = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
 _KEYED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _DATA = frozenset({"enum", "const", "default", "examples"})
+# Keywords that restrict a value by themselves, not by applying subschemas to the same value.
 _HELD = frozenset(
     {"type", "enum", "const", "pattern", "format", "minLength", "maxLength", "multipleOf"}
     | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems"}
@@ -66,12 +67,11 @@ _HELD = frozenset(
     | {"maxProperties"}
     | _OPENING
 )
-"""Keywords that restrict a value by themselves, not by applying subschemas to the same value."""
 
 
+# For each key of an object (`_ANY`: any key), the logarithm of the product of the sizes of all
+# patterns that a text under that key has to match.
 _Ways = dict[str, float]
-"""For each key of an object (`_ANY`: any key), the logarithm of the product of the sizes of all
-patterns that a text under that key has to match."""
 
 _ANY = "*"
 

@@ -46,12 +46,12 @@ _ETAG = re.compile(r'(?:W/)?"?[A-Za-z0-9-]{1,256}"?')
 _COMMIT = re.compile(r"[A-Za-z0-9]{1,64}")
 _DIGITS = re.compile(r"[0-9]{1,13}")
 
+# Exceptions of the library when the hub is unreachable or sends an invalid reply.
 _FAILURES = (
     *(OSError, HTTPError, ImportError),
     *(ArithmeticError, AttributeError, InvalidURL, LookupError),
     *(RuntimeError, TypeError, ValueError),
 )
-"""Exceptions of the library when the hub is unreachable or sends an invalid reply."""
 
 Kind = Literal["model", "dataset"]
 

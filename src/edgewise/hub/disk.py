@@ -29,12 +29,12 @@ _NAME = re.compile(
 _WEIGHTS, _ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))
 _PADDING = re.compile(rb"\[PAD\d+\]")
 _TEXT, _ARRAY = 8, 9
+# Size in bytes of each type of number in a GGUF, by its type code.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Size in bytes of each type of number in a GGUF, by its type code."""
 _MOST_KEYS, _MOST_TOKENS, _LONGEST_TEXT = 1 << 12, 1 << 20, 1 << 22
 _LONGEST_VOCABULARY = 32 << 20
+# Hosts of Ollama's own registry, old and new; models of others are named with their host.
 _REGISTRIES = ("registry.ollama.ai", "ollama.com")
-"""Hosts of Ollama's own registry, old and new; models of others are named with their host."""
 
 
 class DiskModel(NamedTuple):

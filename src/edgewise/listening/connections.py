@@ -28,8 +28,8 @@ the answer? The second probe follows after as long; then the interval doubles ea
 LEAST_RATE = 8 << 10
 """Bytes a second that a peer must read; it is cut once it is `WAIT_SECONDS` behind this rate."""
 
+# Fewest bytes that asyncio sends between its calls of `pause_writing` and `resume_writing`.
 _BETWEEN = 48 << 10
-"""Fewest bytes that asyncio sends between its calls of `pause_writing` and `resume_writing`."""
 
 log = logging.getLogger("edgewise.listening")
 

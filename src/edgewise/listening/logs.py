@@ -18,8 +18,8 @@ REQUESTS, OTHERS = "edgewise.requests", "edgewise.requests.others"
 
 _LIMITED = frozenset({"edgewise.listening", OTHERS})
 
+# Events of the gateway that anybody who connects can cause, so that their lines are limited.
 _EVENTS = frozenset({"refused", "ended"})
-"""Events of the gateway that anybody who connects can cause, so that their lines are limited."""
 
 
 class FloodFilter(logging.Filter):

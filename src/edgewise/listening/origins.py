@@ -17,8 +17,8 @@ log = logging.getLogger("edgewise.listening")
 ANY = "*"
 """Stands for every host or every origin."""
 
+# Most characters of a header that an error repeats.
 _LONGEST = 300
-"""Most characters of a header that an error repeats."""
 
 # No pattern: it would match nothing that a browser sends.
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")

@@ -24,8 +24,8 @@ ACCEPTS = 16
 DEFAULT_CONNECTIONS = 10_000
 """Most connections if the user sets no limit."""
 
+# Open files for logs, models and the event loop, and connections accepted but not yet counted.
 _RESERVED = 48 + 4 * ACCEPTS
-"""Open files for logs, models and the event loop, and connections accepted but not yet counted."""
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -20,11 +20,11 @@ from edgewise.prompts.messages import Message, Tool, texts_of
 from edgewise.prompts.rendering import render
 from edgewise.prompts.tool_formats import tool_template
 
+# Unicode's noncharacters, which are not meant for interchange: messages hardly contain them.
 _MARKS = (
     *map(chr, range(0xFDD0, 0xFDF0)),
     *(chr((plane << 16) | last) for plane in range(1, 17) for last in (0xFFFE, 0xFFFF)),
 )
-"""Unicode's noncharacters, which are not meant for interchange: messages hardly contain them."""
 
 _BLANKS = " \t\n\v\f\r"  # blanks that llama.cpp drops beside a token that strips them
 

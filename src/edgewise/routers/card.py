@@ -41,8 +41,8 @@ _Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 SHARE = r"(0(\.\d+)?|1|\d(\.\d+)?e-\d+)"
 """A regular expression for a cloud share as text."""
 
+# Thresholds by cloud share, as text.
 _Thresholds = dict[Annotated[str, msgspec.Meta(pattern=rf"^{SHARE}$")], _Part]
-"""Thresholds by cloud share, as text."""
 
 
 class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

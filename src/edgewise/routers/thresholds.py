@@ -39,11 +39,11 @@ TOKENS = 40
 TIERS = "tiers"
 """The `identity` for thresholds of clouds after the nearest, which do not depend on the router."""
 
+# Thresholds by cloud share. An invalid file is ignored, and thresholds are measured anew.
 _Thresholds = dict[
     Annotated[str, msgspec.Meta(pattern=rf"^{SHARE}$")],
     Annotated[float, msgspec.Meta(ge=0, le=1)],
 ]
-"""Thresholds by cloud share. An invalid file is ignored, and thresholds are measured anew."""
 
 _log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from edgewise.sandbox import worker
 START_SECONDS = 30.0
 """Timeout of a child's start; generous, for a busy machine."""
 
+# Environment variables that a child inherits, as Python may need them; no API keys.
 _KEPT = ("TZ", "SYSTEMROOT", "LD_LIBRARY_PATH")
-"""Environment variables that a child inherits, as Python may need them; no API keys."""
 
 _GRACE = 1.0  # seconds after the limit at which the process ends itself, in case its parent is gone
 

@@ -95,8 +95,8 @@ _ANTHROPIC = {
 
 _MESSAGES = "/v1/messages"
 
+# The field of each endpoint that holds the prompt; for others it is `prompt`.
 _PROMPTS = {"/v1/chat/completions": "messages", "/v1/responses": "input", _MESSAGES: "messages"}
-"""The field of each endpoint that holds the prompt; for others it is `prompt`."""
 
 
 def install(app: FastAPI) -> None:
@@ -184,8 +184,8 @@ _TERMS = {
     "a valid dictionary or object to extract fields from": "an object",
     "a valid dictionary": "an object",
 }
+# A value over a length limit of at least this (characters or ids) is too long a prompt.
 _FAR_TOO_LONG = 1 << 20
-"""A value over a length limit of at least this (characters or ids) is too long a prompt."""
 
 _UNQUOTED = str.maketrans("", "", "'()")
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")

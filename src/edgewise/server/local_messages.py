@@ -30,24 +30,24 @@ MOST_COMPARED = 1 << 28
 """Maximum bytes compared to look for local texts inside the texts of one request. A text that would
 take more counts as local."""
 
+# Bytes that each comparison counts besides its own, for the time that it takes to begin.
 _LOOK = 1 << 8
-"""Bytes that each comparison counts besides its own, for the time that it takes to begin."""
 
+# A JSON escape, quoted any number of times; at the end of the text it may be incomplete.
 _ESCAPE = re.compile(r"(?i)(?<!\\)\\++(?:u([0-9a-f]{4})|u[0-9a-f]{0,3}\Z|[bfnrt])")
-"""A JSON escape, quoted any number of times; at the end of the text it may be incomplete."""
 
 _ENTITY = re.compile(r"(?i)&(?:#\d{1,7}|#x[0-9a-f]{1,6}|\w{2,31});")
 
+# Signs after which a new part of an answer begins, which clients may send back by itself.
 _ANEW = re.compile(
     r"</think(?:ing)?>|\[/THINK\]|<\|message\|>|\[ARGS\]|\"(?:arguments|parameters)\"\s{0,9}:"
 )
-"""Signs after which a new part of an answer begins, which clients may send back by itself."""
 
+# Characters kept from the end of an answer, since a sign of `_ANEW` may begin in them.
 _TAIL = 40
-"""Characters kept from the end of an answer, since a sign of `_ANEW` may begin in them."""
 
+# How many times a text may be quoted, as in JSON inside JSON, and still be recognised.
 _QUOTED = 2
-"""How many times a text may be quoted, as in JSON inside JSON, and still be recognised."""
 
 
 def _letters(text: str) -> bytes:

@@ -152,11 +152,9 @@ class ContextManagement(Strict):
     edits: Annotated[list[ContextEdit], Field(max_length=10)] | None = None
 
 
+# The beginning of a line for billing, which Claude Code sends first in its system prompt. It
+# differs in each request, so nothing behind it could be reused from the KV cache.
 _BILLING = "x-anthropic-billing-header:"
-"""The beginning of a line for billing, which Claude Code sends first in its system prompt.
-
-It differs in each request, so nothing behind it could be reused from the KV cache.
-"""
 
 
 def _lasting(system: Texts | None) -> Texts | None:

@@ -49,16 +49,16 @@ TOP_LOGPROBS = 5
 IGNORED_HEADER = "X-Edgewise-Ignored"
 _MOST_NAMES = 50
 
+# Some editors write it at the start of UTF-8 files.
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-"""Some editors write it at the start of UTF-8 files."""
 
 
 _HIGH, _LOW = rb"u[dD][89abAB][0-9a-fA-F]{2}", rb"u[dD][c-fC-F][0-9a-fA-F]{2}"
 # It begins with what is searched fast; an escaped backslash before is looked for then.
+# A JSON escape of one UTF-16 surrogate without its other half.
 _HALF = re.compile(
     rb"\\(?<!\\\\)(?:%b(?!\\%b)|(?<!\\%b\\)%b)" % (_HIGH, _LOW, _HIGH, _LOW), re.ASCII
 )
-"""A JSON escape of one UTF-16 surrogate without its other half."""
 
 
 class _JsonRequest(Request):

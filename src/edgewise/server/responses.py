@@ -158,6 +158,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     return await answered(body, request, ResponsesWriter, joins=True)
 
 
+# The fields of a response that has no answer yet. Values in the request replace them.
 _DEFAULTS: dict[str, Any] = {
     "error": None,
     "incomplete_details": None,
@@ -171,7 +172,6 @@ _DEFAULTS: dict[str, Any] = {
     "top_p": None,
     "usage": None,
 }
-"""The fields of a response that has no answer yet. Values in the request replace them."""
 
 
 class ResponsesWriter(EventWriter):

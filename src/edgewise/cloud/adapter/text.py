@@ -36,13 +36,13 @@ TOKENS = 6
 
 _ASKED = (Message("user", "Count in words from one to ten, separated by spaces."),)
 
+# Beginnings of an answer that end inside of a word, and the rest of that word.
 _BEGUN = (("one two three fo", "ur"), ("one two three four five six sev", "en"))
-"""Beginnings of an answer that end inside of a word, and the rest of that word."""
 # So begins no answer of a model's own.
 _ODD = "= # one two three fo"
 _WORDS = "one two three four"
+# How a model that starts the answer over begins, in lower case.
 _ANEW = ("one", "1", "sure", "i ", "i'", "here", "certainly", "of course", "okay", "ok,", "great")
-"""How a model that starts the answer over begins, in lower case."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):

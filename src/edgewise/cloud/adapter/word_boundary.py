@@ -20,20 +20,20 @@ BLANKS = " \t"
 REPEATED = 24
 """How many characters a reply must share with the answer's beginning to count as repeating it."""
 
+# How many ids before a position are read to judge whether a word ends there.
 _CONTEXT = 32
-"""How many ids before a position are read to judge whether a word ends there."""
 
+# Scripts without spaces, where a word is a character: CJK, kana, Thai, Lao, Burmese, Khmer.
 _UNSPACED = (
     *((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF)),
     *((0x2E80, 0x312F), (0x3190, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x3FFFF)),
 )
-"""Scripts without spaces, where a word is a character: CJK, kana, Thai, Lao, Burmese, Khmer."""
 
+# Characters that belong to the one before, as accents do: joiners, and skin tones.
 _JOINERS = "\u200c\u200d" + "".join(map(chr, range(0x1F3FB, 0x1F400)))
-"""Characters that belong to the one before, as accents do: joiners, and skin tones."""
 
+# Regional indicators: two make one picture (a flag), so one is not a word by itself.
 _LETTERS_OF_FLAGS = range(0x1F1E6, 0x1F200)
-"""Regional indicators: two make one picture (a flag), so one is not a word by itself."""
 
 
 class Kept(NamedTuple):
@@ -145,6 +145,7 @@ def written_text(data: bytes) -> str | None:
 Block = Literal["none", "open", "over"]
 """State of a reasoning block at an answer's beginning: there is none, it is open, or it is over."""
 
+# Tags around reasoning: Qwen, DeepSeek, GLM and SmolLM; Mistral; Seed; Command; gpt-oss.
 _SIGNS = tuple(
     (begin.encode(), end.encode())
     for begin, end in (
@@ -155,10 +156,9 @@ _SIGNS = tuple(
         ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     )
 )
-"""Tags around reasoning: Qwen, DeepSeek, GLM and SmolLM; Mistral; Seed; Command; gpt-oss."""
 
+# Ids that are searched for a tag: at a prompt's end, where a template may put it, and after.
 _PROMPT = 16
-"""Ids that are searched for a tag: at a prompt's end, where a template may put it, and after."""
 
 
 class Reasoning:

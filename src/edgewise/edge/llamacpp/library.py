@@ -40,8 +40,8 @@ NATIVE, FITTING, PREBUILT = "llama-cpp-python", "edgewise-llama", "xllamacpp"
 VERSIONS = {NATIVE: "0.3.36", FITTING: "2026.10.11549", PREBUILT: "2026.10.11549"}
 """The version of each package whose C structs match those declared here."""
 
+# Python module of each package, in order of preference.
 _MODULES = {NATIVE: "llama_cpp", FITTING: "edgewise_llama", PREBUILT: "xllamacpp"}
-"""Python module of each package, in order of preference."""
 
 _COMPILE = "pip install 'edgewise[native]'"
 # GCC before 13 miscompiles llama.cpp's AMX kernels, and that ends the process.
@@ -230,6 +230,7 @@ _KINDS = {
     "log": llama_log_callback,
 }
 
+# The C functions that are used: the return type of each, its name, its parameters' types.
 _CALLS = """
 void llama_backend_init
 void llama_batch_free batch
@@ -276,7 +277,6 @@ text llama_vocab_get_text ptr int
 bool llama_vocab_is_eog ptr int
 int llama_vocab_n_tokens ptr
 """
-"""The C functions that are used: the return type of each, its name, its parameters' types."""
 
 
 def load_library(path: Path, *, backends: bool = False) -> SimpleNamespace:

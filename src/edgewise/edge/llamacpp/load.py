@@ -38,10 +38,11 @@ from edgewise.sandbox import Child, ChildEnded
 _ERROR = 4  # ggml.h: GGML_LOG_LEVEL_ERROR
 
 _SANDBOX_CONTEXT, _PIECE = 16, 64  # ids of the sandbox's context, and bytes for each piece
+# Most bytes of a file with which the child computes a token: larger ones may exceed memory.
 _LARGEST_RUN = 4 << 30
-"""Most bytes of a file with which the child computes a token: larger ones may exceed memory."""
 
 _AGAIN, _UPDATE = "download it again", "update Edgewise, which brings llama.cpp"
+# Patterns in llama.cpp's log of a refused file, each with what it means and a hint.
 _REASONS = (
     (r"mmproj", "is a projector of images, not a language model", "name the model beside it"),
     (r"up to version|ggml type|unknown (model arch|pre-tok)", "is too new or unknown", _UPDATE),
@@ -51,7 +52,6 @@ _REASONS = (
     (r"split", "is a part of a model", "name the first part, under the name it was published by"),
     (r"", "is damaged or no whole language model", f"{_AGAIN}, or name another file of the model"),
 )
-"""Patterns in llama.cpp's log of a refused file, each with what it means and a hint."""
 
 _log_tail: deque[str] = deque(maxlen=20)
 

@@ -22,8 +22,8 @@ RECHECK = 5.0
 
 _CONNECTING = 5.0
 _MAX_LINE = 1 << 20
+# Programs whose models are files on the disk, by the port that they listen on.
 _PROGRAMS = {11434: "ollama", 1234: "lmstudio"}
-"""Programs whose models are files on the disk, by the port that they listen on."""
 
 
 class Server:

@@ -23,8 +23,8 @@ from edgewise.events import Candidate
 AHEAD = 256
 """Most tokens that the server writes in one stream."""
 
+# Bounds of a valid logprob: float32 holds the lower; rounding may lift a sure token's above 0.
 _LEAST, _SURE = -1e30, 1e-3
-"""Bounds of a valid logprob: float32 holds the lower; rounding may lift a sure token's above 0."""
 
 
 class TopStep(Step):

@@ -41,8 +41,8 @@ from edgewise.registry import imported
 _BUILDS = (("Darwin", "arm64"), ("Linux", "x86_64"), ("Linux", "aarch64"))
 _GROWTH = 8  # most times that mlx-lm may enlarge the weights of a file when it unpacks them
 
+# Group sizes and bits that MLX supports; it ends the whole process for any other.
 _GROUPS, _BITS = (16, 32, 64, 128), (2, 3, 4, 5, 6, 8)
-"""Group sizes and bits that MLX supports; it ends the whole process for any other."""
 
 _KIND = re.compile(r"[\w-]+")
 _ASIDE = "hf_quant_config.json"  # other tools' description of quantisation, which mlx-lm reads too

@@ -48,8 +48,8 @@ _WORD = re.compile(r"[\w+-]*|-?\d+\.\d+")  # A runtime's option: no file's name
 _RUNS = re.compile(r"library|libray|(^|_)libs?(_|$)|plugin|backend_path")
 _WRITES = re.compile(r"profiling|dump|optimized_model|context_enable|cache_enable")
 _LEADS = re.compile(r"(?<!pro)file|path|(^|[._])dir|load_config")
+# The runtime's own libraries that a model for Qualcomm chips has to name.
 _QUALCOMM = re.compile(r"(lib)?Qnn(Htp|Gpu|Cpu)\.(dll|so)")
-"""The runtime's own libraries that a model for Qualcomm chips has to name."""
 
 _OTHER_PARTS = ("encoder", "vision", "speech", "embedding", "joiner")
 

@@ -80,8 +80,8 @@ _CARD = re.compile(
     rf"\d{{13,19}}|\d{{4}}({_GAP})\d{{4}}\2\d{{4}}\2\d{{1,7}}|\d{{4}}({_GAP})\d{{6}}\3\d{{4,5}}"
     r")(?![\w]|[-.]\d))"
 )
+# First digits of card numbers that banks and merchants issue (ISO/IEC 7812).
 _ISSUED = re.compile(r"4|5[0-8]|2[2-7]|3[0-9]|6[0-9]|81|9792")
-"""First digits of card numbers that banks and merchants issue (ISO/IEC 7812)."""
 
 _IBAN = re.compile(
     r"(?<![^\W_])(?=([A-Za-z]{2}(?:0[2-9]|[1-8]\d|9[0-8])(?:[ \u00a0\u202f-]?[A-Za-z0-9]){11,40}))"
@@ -97,8 +97,8 @@ _CALLED = re.compile(
     re.IGNORECASE,
 )
 _DATE = re.compile(r"\d{4}[-./ ]\d{1,2}[-./ ]\d{1,2}\b|\d{1,2}[-./ ]\d{1,2}[-./ ](?:19|20)\d\d\b")
+# Matches an IP address or a part of one, or a decimal fraction.
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){2,3}|\d+\.\d+")
-"""Matches an IP address or a part of one, or a decimal fraction."""
 _BREAKS = re.compile(r"[ ()./\u00a0\u2010-\u2013-]")
 _FEWEST = 9  # digits of a number that begins with no zero and is not said to be one
 _NUMBER_OF = 40  # characters before a number that may say what it is
@@ -200,6 +200,7 @@ class Phone:
         return bool(self._phones.is_valid_number(number))
 
 
+# Prefixes of services' secrets, the characters that follow, and how many at least.
 _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
     ("AKIA ASIA AROA AIDA AGPA ANPA ABIA ACCA", r"[A-Z0-9]", 16),  # AWS
     ("ghp_ gho_ ghu_ ghs_ ghr_ github_pat_", r"\w", 22),
@@ -217,7 +218,6 @@ _BEGINNINGS: tuple[tuple[str, str, int], ...] = (
     ("ew-", r"[\w-]", 20),
     ("eyJ", r"[\w.-]", 20),  # JWT
 )
-"""Prefixes of services' secrets, the characters that follow, and how many at least."""
 
 _SERVICE = re.compile(
     r"(?<![^\W\d])(?:"

@@ -27,6 +27,7 @@ _OPENS, _CLOSES = r"(?:<|\uff1c|&lt;)", r"(?:>|\uff1e|&gt;)"
 _BETWEEN = r"(?:\\?[\s_-]){0,3}"
 
 
+# Beginnings of tool calls, as models write them and agents read them; [1] ends by its brackets.
 _CALL = re.compile(
     r"""(?imx) <[|\uff5c]?(?:\w{1,24}[:_\u2581.-])?(?:tool|function|invoke|call|python_tag)\W?
     | \[TOOL_CALLS\] | \bto=functions\. | ```\s?tool | ^\s{0,9}action(?:\ input)?:
@@ -34,7 +35,6 @@ _CALL = re.compile(
     | "(?:arguments|parameters|args|params|tool|tool_input|action_input)"\s{0,9}:
     | "input"\s{0,9}:(?=\s{0,9}\{) )"""
 )
-"""Beginnings of tool calls, as models write them and agents read them; [1] ends by its brackets."""
 
 # A string of the call may hold the sign alone, but no line's end.
 _CALL_ENDS = "}\n</tool_call>"
@@ -49,11 +49,11 @@ pre q reasoning s samp section small span strong sub summary sup table tbody td 
 thinking title tr u ul var
 """
 _OF_TEXT = frozenset(_NAMES.split())  # elements that no agent reads as a call
+# URLs in any text. Without slashes only some schemes count, as in http:x: other `a:b` is text.
 _ADDRESS = re.compile(
     r"(?i)(?:\\?/){2}|www\.|(?<![^\W_])(?:(?:https?|ftp|wss?|javascript):|file:\\|"
     r"mailto:(?:(?!mailto:)[^\s?&])*+[?&])"
 )
-"""URLs in any text. Without slashes only some schemes count, as in http:x: other `a:b` is text."""
 
 _TAG = re.compile(
     r"(?i)<[a-z][\w.:-]*+[\s/](?:[^>\"']|\"[^\"]*+\"|'[^']*+')*+(?:[\"'][^\"']*\Z)?(>?)"
@@ -64,6 +64,7 @@ _DEFINES = (
     r"[ \t>]*+(?:\r?\n|\r)?+[ \t>]*+"
 )
 _EMPTY = r"\n[ \t\r]*+\n"
+# What begins an address in Markdown and CSS, and the signs that may end it.
 _LINKS = [
     (re.compile(r"(?i)\burl\("), re.compile(r"(?s)\\.|[()]")),
     # An empty line ends a link, a blank does not for every renderer.
@@ -72,7 +73,6 @@ _LINKS = [
     # One without these signs leads to no other host.
     (re.compile(rf"{_DEFINES}(?!<)(?=[^ \t\n\r]*[/\\&])"), re.compile(r"[ \t\n\r]")),
 ]
-"""What begins an address in Markdown and CSS, and the signs that may end it."""
 
 _VALUE = re.compile(r"[\s/\"'][\w:-]+\s{0,9}=\s{0,9}([\"'])")
 _PARTS = re.compile(r"[/\\&:]")

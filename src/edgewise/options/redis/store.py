@@ -11,8 +11,8 @@ from edgewise.keys.limits import UNBOUNDED, LimitsDown, LimitStore
 ANSWER_SECONDS = 1.0
 """Timeout in seconds of a connection to Redis, and of each reply."""
 
+# Exceptions, besides the client's own, for a store that is away or sends nonsense.
 _FAILURES = (OSError, TimeoutError, ValueError, TypeError, LookupError, RecursionError)
-"""Exceptions, besides the client's own, for a store that is away or sends nonsense."""
 
 _ADD_IN_REDIS = """
 local used = redis.call('INCRBY', KEYS[1], ARGV[1])
