@@ -60,6 +60,7 @@ TOKENIZER = (
 _CONFIG = "config.json"
 
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
+# The largest models on the hub have some two hundred; a name may claim 99,999.
 _MOST_PARTS = 1000
 
 _HERE = re.compile(r"(?i)(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")

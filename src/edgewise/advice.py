@@ -47,6 +47,7 @@ _BEST = ". The best answers are the cloud's own, and --verify exact writes the s
 _COUNT = "Count in words from one to twenty, separated by spaces."
 _LINE = "The heron stands in the shallow water and waits, line {} of a text that is the same. "
 _BEGUN = "one two three four"
+# Edge steps that are timed; then tokens of a short and a long reply: their difference is writing.
 _STEPS, _FEW, _MORE = 8, 1, 9
 # Tokens more in the longer reply, or the difference is all noise.
 _ENOUGH = 4
@@ -58,6 +59,7 @@ _WRITTEN = (
 DECODED = 60
 """The most tokens that a system writes while `decoded` times it, over all prompts. An answer is cut
 once it has taken `_LONGEST` seconds."""
+# Nobody waits longer for a diagnosis; a median of fewer tokens says enough.
 _LONGEST = 10.0
 _SPAN = 5
 # Both models share the machine: for less than this, the better words are worth more.

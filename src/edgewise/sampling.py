@@ -13,6 +13,7 @@ from edgewise.edge.base import Floats, Step
 from edgewise.edge.step import top_ids
 from edgewise.errors import UsageError, require
 
+# Below this the likeliest id has all probability, unless two logits are nearly equal.
 _LEAST_TEMPERATURE = 1e-5
 _LIKELY = 64  # ids sorted first: sorting all of a large vocabulary takes half as long as a step
 

@@ -47,6 +47,7 @@ _ALONE = frozenset({"/why", "/new", "/help", "/quit", "/exit", "/bye"})
 # Reasons of the edge model's tokens that did not call for the cloud model.
 _KEPT = ("below_threshold", "verified")
 
+# Candidates that fit on a line with their probabilities.
 _SHOWN = 3
 
 # At least a quarter of the context is left for an answer, or `max_tokens` if that is less.

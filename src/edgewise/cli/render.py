@@ -30,6 +30,7 @@ from edgewise.settings import Settings
 out = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
 err = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
+# A table for a file or a pipe is not wrapped as for a terminal.
 _WIDEST = 10_000
 
 PATIENCE, LONG_READING = 1.0, 5.0

@@ -25,7 +25,9 @@ from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, Other
 from edgewise.prompts import Prompt
 from edgewise.wire.protocol import MAX_FRAME, PATH, tokenizer_fingerprint
 
+# To open a session, or end all, over a slow link; a comparison of vocabularies has its own time.
 CHECK_SECONDS = 10.0
+# A link that takes longer would miss most consults' deadlines; a farewell is not worth a wait.
 CONNECT_SECONDS, CLOSE_SECONDS = 5.0, 1.0
 HEARTBEAT_SECONDS = 20.0
 """Seconds between pings. A connection with no reply to a ping within half of this is broken."""

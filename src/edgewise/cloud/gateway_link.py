@@ -73,6 +73,7 @@ MAX_MESSAGE = 500
 TRIES = 3
 """How often a gateway may ask for all ids of a session in one consult, before the consult fails."""
 
+# A gateway names a failure as the device would have found it without a gateway.
 _ERRORS: Mapping[str, type[CloudError]] = {
     error.reason: error
     for error in (CloudUnavailable, CloudTimeout, CloudRefused, CloudRejected, CloudProtocolError)

@@ -47,6 +47,7 @@ from edgewise.prompts.tool_formats import has_call
 WRITTEN = 1024
 """Most tokens of a reply with a verdict: some models reason before it, and bill that too."""
 
+# A hosted model may load, or reason, first. A right verdict may be missed once, by a draw.
 PROBE_SECONDS, _TRIES = 60.0, 2
 
 _PROBE, _STANDS = ("Two and two are four.", "Three and three are seven."), 1

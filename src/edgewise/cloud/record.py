@@ -37,6 +37,7 @@ if sys.platform != "win32":
 KEPT_ANSWERS = 100
 """How many of the last answers the record keeps; one with two clouds counts twice."""
 
+# A prefetch tells its bytes a moment after it was sent: a record that is read waits for that.
 _PREFETCH_SECONDS = 0.05
 
 _NO_FILE = "it is not a file of this user's, but a link, a pipe, a device or another user's"

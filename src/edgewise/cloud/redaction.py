@@ -22,6 +22,7 @@ Treatment = Literal["mask", "local", "allow"]
 """What happens to a private word: "mask" shows the cloud a placeholder; "local" sends neither the
 word nor anything after it; "allow" shows the word."""
 
+# Each text that may leave is searched for all of them.
 MOST = 10_000
 LONGEST = 200
 """Most private words that a user may list, and most characters of each."""

@@ -65,6 +65,7 @@ An entry is the description of a server (`IdServer` or `TextServer`), or a calla
 `CloudModel`, an `HttpEngine` or a `TextEngine` from a URL, `key` and `model` (None if not given).
 """
 
+# Of a name that a server gives itself.
 _LONGEST = 100
 
 

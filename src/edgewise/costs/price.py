@@ -14,6 +14,7 @@ from edgewise.settings import file_bytes
 MAX_PRICE = 1_000_000
 """The highest price, in money per million tokens."""
 
+# A token then costs a multiple of 10**-12, and sums are exact.
 _PLACES = 6
 _MILLIONTH = Decimal("0.000001")
 

@@ -20,6 +20,7 @@ MAX_CONFIG = 4 << 20
 # Endings of the names of files that repositories keep in Git LFS.
 _LARGE = (".onnx", ".data", ".safetensors", ".model", "tokenizer.json")
 
+# Reading 4 MB tells one build of a model from another; gigabytes would take seconds.
 _BLOCKS, _BLOCK_BYTES = 64, 65536
 # Files found instead of a model's: a pattern of their beginning, what they are, a hint.
 _INSTEAD = (

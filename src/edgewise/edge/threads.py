@@ -85,6 +85,7 @@ TRIES, LATEST = 3, 5
 SOON, LATE = 16, 1024
 """Passes between trials: SOON if the last found a faster number, else twice as many, up to LATE."""
 
+# Other work on the machine, not the number of threads, makes a pass so much slower.
 _STALLED = 4.0
 
 

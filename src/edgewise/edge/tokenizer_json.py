@@ -24,6 +24,7 @@ _TOOLS = "tool_use"
 MAX_TOKENIZER = 128 << 20
 """Most bytes of a `tokenizer.json` that is read. Gemma's has 33 MB."""
 
+# A template is some pages of text at most.
 MAX_TEMPLATE_FILE = 1 << 20
 GROWTH = 16
 """How many times as long a normalizer may make a text; beyond that the tokenizer is refused."""

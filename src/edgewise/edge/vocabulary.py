@@ -13,6 +13,7 @@ from edgewise.errors import ContextOverflow
 CHUNK = 1 << 16
 """Characters that are tokenized at a time when a prompt's ids are counted."""
 
+# Chunks cut words, which makes some ids more: a count of them is sure only far over the context.
 _SLACK = 2
 _CONTEXT = 32  # ids before a text that are read to spell it
 _T = TypeVar("_T")

@@ -28,6 +28,7 @@ AT_ONCE = 12_288
 BEYOND = 512
 """How many ids after the vocabulary's last must have no text at the engine."""
 
+# A message shows where two texts part, not the texts.
 _BEFORE, _SHOWN = 8, 40
 
 _PADDING = re.compile(r"\[PAD\d+\]")  # text of padding ids in older converters

@@ -47,6 +47,7 @@ _NO_MODEL = re.compile(
     r"model.{0,200}(not exist|not found|no such)|(invalid|unknown|not found the) model",
     re.IGNORECASE,
 )
+# What a server answers where there is no such endpoint, or none for this method.
 _ELSEWHERE = (404, 405)
 _CHECK = "check the address, its path too, and the model's name"
 _HINTS = {402: "see to the account's balance", **dict.fromkeys(_ELSEWHERE, _CHECK)}

@@ -36,10 +36,13 @@ DIGITS = 20
 repeat one for ever. No 64-bit integer has more; an exponent ends after two."""
 
 _FULL = re.compile(rb"(?:\d{%d}|[eE][+-]?\d\d)\Z" % DIGITS)
+# As many ids as DIGITS and an exponent can have.
 _TAIL = 24
 _IN_NUMBERS = b"0123456789+-.eE,]} \t\r\n"
 _KEYWORD = re.compile(r"(?<=\")[$\w]+(?=\")|\b(?:format|oneOf)\b")
+# The compiler recurses with a schema's depth, and a thread's usual stack overflows by it.
 _STACK = 64 << 20
+# The compiler may quote the schema, which came from outside.
 _LONGEST_REASON = 200
 _PLACE = re.compile(r"at (\d+)\(\d+\): (?:failed to compile JSON schema: )?")
 # Bytes of an id that no text makes begin so, for llguidance.

@@ -14,6 +14,7 @@ from edgewise.prompts import Tool
 from edgewise.prompts.messages import require_shallow
 from edgewise.prompts.tool_formats import BARE_END, ToolFormat, bare_call, markers, tool_format
 
+# OpenAI's own limit.
 MAX_TOOLS = 128
 MAX_TOOLS_TEXT = 1 << 20
 """Maximum size of the JSON text of all tools' parameters, in bytes. For the tools that may be

@@ -55,6 +55,7 @@ _OPENING = frozenset(
 
 _LOOKING_AROUND = re.compile(r"\(\?<?[=!]")
 
+# Assumed sizes, in states: of any format, of a bound of lengths, and of the shortest pattern.
 _FORMAT, _LENGTH, _LEAST = 32, 4, 16
 _APPLIED = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
 _KEYED = frozenset({"properties", "patternProperties", "$defs", "definitions"})

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 _PART = re.compile(r"(?i)-(\d{5})-of-(\d{5})\.gguf$")
 _NOT_A_MODEL = re.compile(r"(?i)mmproj|imatrix")
+# File systems take 255 bytes a part; an error repeats no more of what a stranger wrote.
 _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
 

@@ -38,6 +38,7 @@ except ValueError as error:  # a number of the environment's that is none
 _LISTING_SECONDS = 10.0  # timeout of the hub's list of a repository's files
 
 _LARGEST_LISTING, _LARGEST_FILE = 16 << 20, 1 << 40
+# A listing comes from outside; the largest models have some two hundred parts.
 _MOST_FILES = 1000
 _OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOTDIR)
 

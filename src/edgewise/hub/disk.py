@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 from edgewise.errors import AddressError
 from edgewise.hub import first_of, is_gguf, models_among, short
 
+# Other programs' folders may hold anything: a look at them must end soon.
 _LARGEST_DESCRIPTION, _MOST_FOLDERS = 1 << 20, 10_000
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 _NAME = re.compile(
@@ -28,9 +29,11 @@ _NAME = re.compile(
 )
 _WEIGHTS, _ADAPTER = (f"application/vnd.ollama.image.{kind}" for kind in ("model", "adapter"))
 _PADDING = re.compile(rb"\[PAD\d+\]")
+# Type codes of a GGUF's values.
 _TEXT, _ARRAY = 8, 9
 # Size in bytes of each type of number in a GGUF, by its type code.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+# A GGUF names its own sizes: a damaged one must not ask for all memory.
 _MOST_KEYS, _MOST_TOKENS, _LONGEST_TEXT = 1 << 12, 1 << 20, 1 << 22
 _LONGEST_VOCABULARY = 32 << 20
 # Hosts of Ollama's own registry, old and new; models of others are named with their host.

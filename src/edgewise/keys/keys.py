@@ -27,6 +27,7 @@ PREFIX = "ew-"
 CHECK_SECONDS = 0.4
 """Seconds after which the key file is read again."""
 
+# Tens of thousands of keys: the file is read whole, again at each change.
 MAX_FILE = 16 << 20
 MAX_NAME = 64
 """Most bytes of a key file, and most characters of a key's name."""

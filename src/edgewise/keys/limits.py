@@ -20,6 +20,7 @@ from edgewise.errors import Fault
 from edgewise.keys.keys import Key
 from edgewise.wire.protocol import MAX_IDS
 
+# Drafts send several consults at once; ids come in one long prompt.
 ASKS_BURST_SECONDS = 2.0
 IDS_BURST_SECONDS = 10.0
 """Sizes of the token buckets of consults and ids, in seconds of the key's rate."""
@@ -31,6 +32,7 @@ A larger debt is forgiven."""
 ROUNDING = 1e-6
 """Waits below this many seconds count as zero: clocks are not exact."""
 
+# Days are UTC, of equal length, as POSIX counts them.
 DAY_SECONDS = 86_400
 
 UNBOUNDED = 1 << 62

@@ -9,6 +9,7 @@ from typing import Literal
 
 Level = Literal["debug", "info", "warning", "error"]
 
+# Long enough that a flood fills no disk, short enough that a log shows it while it lasts.
 WINDOW_SECONDS = 5.0
 BURST = 3
 """At most `BURST` lines of one kind are written in `WINDOW_SECONDS`; the rest is only counted."""

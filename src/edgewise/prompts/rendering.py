@@ -172,6 +172,7 @@ def prepare() -> None:
 
 
 _ANSWER = {"add_generation_prompt": True}
+# Characters of a template that an error shows whole, such as a template that is only a word.
 _SHORT = 60
 _TRIALS: Mapping[Role, Sequence[Role]] = {
     "system": ("system", "user"),

@@ -21,6 +21,7 @@ MISSED = 0.1
 """`RouterCard.warnings` names a realised cloud share that misses its target by more than this
 fraction of the target."""
 
+# Isotonic curves and thresholds take some kilobytes.
 MAX_CONFIG = 1 << 20
 
 LONGEST = 32

@@ -247,6 +247,7 @@ class Guard:
             log.info("%s %s %d in %.2f s%s", *line)
 
 
+# From a token of a fast edge to a whole answer of a slow one.
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 

@@ -189,6 +189,7 @@ _FAR_TOO_LONG = 1 << 20
 
 _UNQUOTED = str.maketrans("", "", "'()")
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
+# A client's own nested JSON must not fill its error.
 _LONGEST, _DEEPEST = 60, 8
 _KINDS = frozenset({"str", "int", "float", "bool", "list"})
 

@@ -28,6 +28,7 @@ from edgewise.server.local_messages import LocalAnswer
 from edgewise.server.models import pair_of
 from edgewise.server.requests import AnswerRequest, OpenAIRequest, ignored, ignored_header
 
+# Many proxies close a stream that was silent for a minute, as while a long prompt is read.
 PING_SECONDS = 10
 
 # Else each stream is cut as soon as the process is told to end. An answer has an end of its own.

@@ -33,6 +33,8 @@ from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat, response
 from edgewise.prompts import Message, Tool, ToolCall
 from edgewise.server.errors import ApiError, shown
 
+# These bound what a request can make the server hold or compute before its prompt is known to fit
+# the context.
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096
 """Maximum number of parts and tool calls of all messages together."""
@@ -47,6 +49,7 @@ TOP_LOGPROBS = 5
 """Maximum of `top_logprobs`: as many candidates per token as a cloud model's reply has."""
 
 IGNORED_HEADER = "X-Edgewise-Ignored"
+# Headers have limits in proxies, and the names are the client's.
 _MOST_NAMES = 50
 
 # Some editors write it at the start of UTF-8 files.

@@ -26,6 +26,7 @@ _Amount = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 CONTEXT = 4096
 """Assumed context in tokens, for a server that does not report its own."""
 
+# Names of models come from the server: an error repeats some of them, cut.
 LONGEST_NAME, _MOST_SHOWN = 100, 8
 
 Fields = Mapping[str, object]

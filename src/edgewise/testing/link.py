@@ -12,8 +12,11 @@ from typing import Any, Literal
 import msgspec
 from anyio.from_thread import start_blocking_portal
 
+# What a relay reads at a time.
 _CHUNK = 1 << 14
+# The payload of a TCP segment over Ethernet: losses strike one at a time.
 _PACKET = 1460
+# Linux waits at least so long before it sends a segment again.
 _LEAST_RTO = 0.2
 
 Spoil = Callable[[bytes], bytes]

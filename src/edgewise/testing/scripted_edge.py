@@ -16,6 +16,7 @@ from edgewise.edge.sequence import KvRow, Outputs, SequenceCache
 EOS, EOT = 256, 257
 """Ids of the two end-of-sequence tokens."""
 
+# 256 bytes and two end tokens.
 SIZE = 258
 HIDDEN = 4
 """Sizes of the vocabulary and of a hidden state."""

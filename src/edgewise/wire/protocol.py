@@ -40,8 +40,10 @@ SHOWN = 8
 VOCABULARY = "vocabulary"
 """`Failed.reason` if the tokenizers of device and engine give different ids."""
 
+# A Mersenne prime: products are reduced by shifts, and two prefixes of the same sum are rare.
 _PRIME = (1 << 61) - 1
 _BASE = 1_000_003
+# Ids that numpy sums at a time: the powers for a row are computed once.
 _ROW = 1024
 _POWERS = [pow(_BASE, exponent, _PRIME) for exponent in reversed(range(_ROW))]
 _UPPER = np.array([power >> 29 for power in _POWERS], np.uint64)

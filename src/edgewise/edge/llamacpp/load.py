@@ -236,6 +236,7 @@ SECONDS = 60.0
 SECONDS_A_BYTE = 1 / (20 << 20)
 """Timeout of loading a file in the child: SECONDS and this for each byte, for a slow disk."""
 
+# Bytes for the check's KV cache and what libraries reserve, beside the file; and of a refusal.
 _MEMORY, _REFUSAL = 8 << 30, 1 << 14
 _ENVIRONMENT = {
     # Without a GPU, and without a debugger's backtrace.

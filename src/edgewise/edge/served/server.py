@@ -20,7 +20,9 @@ PATIENCE = 120.0
 RECHECK = 5.0
 """Least seconds between checks of a server that ends every connection: mlx-lm scans a disk then."""
 
+# A server on this machine or in this house accepts at once, or is not there.
 _CONNECTING = 5.0
+# A token with its candidates takes some kilobytes; without a bound a line could fill memory.
 _MAX_LINE = 1 << 20
 # Programs whose models are files on the disk, by the port that they listen on.
 _PROGRAMS = {11434: "ollama", 1234: "lmstudio"}

@@ -158,8 +158,11 @@ def _check_entry(path: Path, key: str, value: object, *, option: bool) -> None:
 
 
 _TELEMETRY, _TRUE = "ORT_DISABLE_TELEMETRY", ("1", "true", "yes", "on", "y")
+# No token has this id, so none counts as padding.
 _NO_ID = -1
+# Of one pass: each of its ids has a row of logits, 0.6 MB in a vocabulary of 150,000.
 _LOGITS_BYTES = 64 << 20
+# Only fatal errors: a user gets each other error once, as an exception.
 _SILENT = 4
 
 _log = logging.getLogger(__name__)
