@@ -41,7 +41,7 @@ SERVERS: tuple[EdgeServer, ...] = (
 LINGER = 5.0
 """Most seconds that a request waits for the slot of a stream that was closed just before."""
 
-# Between two looks at how far a server has written.
+# Between two looks whether the slot of a closed stream is free.
 _LOOK_SECONDS = 0.002
 _log = logging.getLogger(__name__)
 
