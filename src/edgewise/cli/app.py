@@ -128,6 +128,7 @@ _HEADINGS = ["Arguments", "Options", "Models", "Routing", "Writing", "Privacy", 
 def _command(name: str, target: Any) -> Any:
     """Return the Click command of a function or of a `typer.Typer`."""
     holder = typer.Typer(rich_markup_mode=None)
+    # With a callback Typer makes a group of even one command, from which that one is taken.
     holder.callback()(lambda: None)
     if isinstance(target, typer.Typer):
         for one in target.registered_commands:
@@ -146,6 +147,7 @@ app = typer.Typer(
     help="A small model on your device; a large one gets a word in edgewise.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help", "--help-all"]},
+    # Help is plain text, and a bug's traceback is for an issue as it is.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -176,6 +178,7 @@ def run() -> int:
         code = app(given, prog_name="edgewise", standalone_mode=False)
         sys.stdout.flush()
     except typer.Abort:
+        # As shells have it for a program that SIGINT ended.
         code = 130
     except typer.Exit as stop:
         code = stop.exit_code

@@ -180,6 +180,7 @@ class Conversation:
             if first < len(self.turns):
                 error.hint = "/new begins a new conversation; or raise the context"
             raise
+        # Only now: had the question been refused, nothing would have been dropped.
         if first > self._first:
             gone = f"{first - self._first} of {len(self.turns) - self._first}"
             render.note(f"the context is full: dropped the oldest questions and answers, {gone}")
@@ -187,6 +188,7 @@ class Conversation:
         with stream as events:
             tokens, end = render.watched(events, self._pair)
         text = "".join(event.text for event in [*tokens, *([end] if end else [])])
+        # An answer that was cut before its first word leaves no turn to go on from.
         if text or end:
             self.turns.append(Turn(question, text, tuple(tokens), end is not None, local))
         if end is not None:
@@ -229,6 +231,7 @@ class Conversation:
         try:
             return len(self._pair.prompt([*self._since(first), asked]).ids)
         except ContextOverflow:
+            # Longer than any context; how long does not matter.
             return sys.maxsize // 2
 
     def _cost(self) -> str:
@@ -246,6 +249,7 @@ class Conversation:
         share = fraction(text, "/share")
         wanted = replace(self._pair.settings, cloud_share=share, threshold=None)
         self._paired = self._pair.policy = make_policy(wanted, self._pair.starts)
+        # What was saved or owed under the old share says nothing of the new one.
         self._pair.forget()
         render.note(f"the cloud may write {share:.1%} of the tokens")
 
@@ -355,6 +359,7 @@ def _dial(pair: Pair) -> str:
 def _lines() -> Iterator[str]:
     """Yield the lines that the user types, with editing and history; or those of a piped stdin."""
     if not sys.stdin.isatty():
+        # UTF-8 takes at most four bytes a character.
         data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
         yield from unmarked(data).decode("utf-8", "surrogateescape").split("\n")
         return
@@ -364,6 +369,7 @@ def _lines() -> Iterator[str]:
     while True:
         try:
             yield session.prompt()
+        # Ctrl-C gives a line up, as in shells.
         except KeyboardInterrupt:
             continue
         except EOFError:

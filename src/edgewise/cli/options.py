@@ -168,6 +168,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     of_file = {name: where for name, where in places.items() if where not in named}
     barred = {"trust": "it controls where local text may go", "edge_hosts": "it allows hosts"}
     if "router" in of_file and chosen.router:
+        # Imported late, as below: most commands start without it.
         from edgewise.routers.named import runs_code
 
         if runs_code(chosen.router):
@@ -181,6 +182,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
         if private or not is_here(url):
             why = f"{settings.spelled(private[0])} is set" if private else "it is elsewhere"
             barred["edge"] = f"{chosen.edge!r} would get every prompt, and {why}"
+    # A file in the folder may be a stranger's, who cloned a repository and ran a command there.
     for name in barred.keys() & of_file.keys():
         raise UsageError(
             f"{settings.spelled(name)} cannot be set in {of_file[name]} ({barred[name]})",
@@ -232,6 +234,7 @@ def _option(name: str) -> inspect.Parameter:
         help=meta.description,
         metavar=meta.extra["metavar"],
         rich_help_panel=_PANELS[meta.extra["group"]],
+        # Options are made before any is parsed, so the command line itself is looked at.
         hidden=meta.extra["rare"] and ALL not in sys.argv,
     )
     kind: Any = list[str] if name in _REPEATED else str

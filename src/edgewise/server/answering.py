@@ -146,6 +146,7 @@ class Answering:
     def close(self) -> None:
         """Cancel work that waits for a thread, and block until running answers have ended."""
         for pool in (self._readers, self._tokenizers, self._compilers):
+            # Nobody waits for these any more; running answers still have clients.
             pool.shutdown(cancel_futures=True)
         self._threads.shutdown()
 
@@ -191,16 +192,19 @@ class Answering:
         """
         await place.acquire()
         loop = asyncio.get_running_loop()
+        # Unbounded, as an answer has its own bound: a slow reader must not hold a slot.
         items: asyncio.Queue[AnswerEvent | None] = asyncio.Queue()
         stop = threading.Event()
 
         def write() -> None:
             with closing(self._answer(asked, prompt, grammar)) as source:
                 for item in source:
+                    # A thread cannot be cancelled: it looks whether anybody still reads.
                     if stop.is_set():
                         break
                     if not asked.pending and isinstance(item, Pending | RolledBack):
                         continue
+                    # Asyncio's queues are not for threads.
                     loop.call_soon_threadsafe(items.put_nowait, item)
 
         def ended(work: "asyncio.Future[None]") -> None:

@@ -75,6 +75,7 @@ def sent(request: Request) -> dict[str, Any]:
     """
     if caller_of(request).key is not ANYBODY:
         raise ApiError(403, "This lists the answers of all keys; use /metrics instead.")
+    # By time, since answers end in another order than they began.
     answers = sorted(pair_of(request).pair.record.answers(), key=attrgetter("at"), reverse=True)
     data = [
         {"at": one.at, "conversation": one.conversation, "answer": one.answer, **asdict(one.sums)}
@@ -102,6 +103,7 @@ async def health(request: Request) -> dict[str, Any]:
         "cloud": (clouds if known else "cloud") if clouds else None,
         "cloud_parameters": cloud.local.parameters if cloud and cloud.local else None,
         "vocabulary": cloud.vocabulary_check if cloud else None,
+        # Of the nearest: further clouds are asked only after it.
         "cloud_paused": any(tier.breaker.is_open for tier in answering.pair.decoder.tiers[:1]),
         "bundled": answering.bundled,
         "cloud_share": policy.cloud_share,
@@ -134,6 +136,7 @@ def make_app(
         title="Edgewise",
         version=version("edgewise"),
         summary="OpenAI's API over a small model on this device and a large one where it counts.",
+        # Its pages would load scripts from elsewhere.
         docs_url=None,
         redoc_url=None,
         # A redirect would lose a client's own headers.
@@ -155,6 +158,7 @@ def make_app(
             allow_private_network=True,
         )
     app.add_middleware(Guard, counter=app.state.metrics.requests)
+    # Added last, so first to see a request: what a foreign page sends is not even counted.
     app.add_middleware(OriginCheck, hosts=hosts, origins=origins)
     # No route: where a path has an endpoint, another method is a 405 and not a missing file.
     app.router.default = PageFiles(directory=str(files("edgewise.server") / "page"), html=True)
@@ -206,6 +210,7 @@ class Guard:
         left, status, begun = MAX_BODY, 0, time.monotonic()
         method, path = scope["method"], scope["path"]
         state = scope.setdefault("state", {})
+        # Filled while the answer is written, so that a cut answer is logged with what it had.
         state["written"] = collections.Counter[str]()
         own = {**scope, "method": "GET"} if method == "HEAD" else scope
 
@@ -226,6 +231,7 @@ class Guard:
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 count(message["status"])
+                # On every reply, errors too: a browser may be led to any address.
                 MutableHeaders(scope=message).update(_HEADERS)
             await send(message)
 

@@ -60,6 +60,7 @@ class Callers:
         shown = shown_key(request)
         if self._api_key is None:
             return self.keys.find(shown)
+        # In constant time, or the key could be guessed byte by byte.
         return ANYBODY if hmac.compare_digest(shown.encode(), self._api_key) else None
 
 
@@ -89,6 +90,7 @@ class Caller:
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:
             raise come_back(f"At most {most} concurrent answers for this key.", PLACE_SECONDS)
+        # Before the count goes up: a full queue takes nothing of the key's limit.
         place = queue.enter()
         answers[self.name] += 1
         place.over.add_done_callback(lambda _: answers.subtract((self.name,)))
@@ -119,6 +121,7 @@ class Caller:
             self._spent.computed += 1
         if self.key is ANYBODY:
             return event
+        # At each event, so that a revoked key ends the answers that it has begun.
         if self._callers.keys.current(self.key) is None:
             message = "The key was revoked, or has expired."
             raise ApiError(401, message, code="invalid_api_key")

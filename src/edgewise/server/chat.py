@@ -253,6 +253,7 @@ class ChatReply(ChunkWriter):
         text = "".join(item.text for item in self.items if item.call is None)
         calls = [_call(item.call, item.text) for item in self.items if item.call is not None]
         message = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        # Clients test for the field, and take an empty list for calls.
         more = {"tool_calls": calls} if calls else {}
         logged = self.request.candidates is not None
         logprobs = {"content": self.logprobs["content"], "refusal": None} if logged else None

@@ -98,6 +98,7 @@ def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
         return prompt
     if len(prompt) >= edge.context:
         return ""
+    # An unknown id is refused later, by a sentence of its own.
     pieces = (tokenizer.piece(one) for one in prompt if one < tokenizer.size)
     return b"".join(pieces).decode("utf-8", "replace")
 

@@ -205,6 +205,7 @@ class ChunkWriter(Writer):
             if event.text or own or token is None or self.request.candidates is not None:
                 # A text begins without a word, a call with its name.
                 said = [(item, more) for item, more in self.written(event) if more or item.call]
+                # One token may end a text and begin a call: only the last chunk bears its logprobs.
                 *first, last = said or [(None, "")]
                 for item, more in first:
                     yield self.chunk(self.piece(item, more))
@@ -384,6 +385,7 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
         writer.prompt_ids, writer.context = prompt.ids, answering.edge.context
         unheld = grammar.unheld if grammar else ()
         names = [*ignored(writer.request), *(f"tools.{shown(keyword)}" for keyword in unheld)]
+        # Before the answer begins: a client may send back a part of it.
         if local:
             answering.local.answered(decoding.messages, owner=caller.name)
         answer = LocalAnswer(answering.local, caller.name)
