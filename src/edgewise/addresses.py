@@ -59,6 +59,7 @@ TOKENIZER = (
 
 _CONFIG = "config.json"
 
+# Four bits are the usual trade of size for quality; eight take twice the memory.
 _PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
 # The largest models on the hub have some two hundred; a name may claim 99,999.
 _MOST_PARTS = 1000
@@ -170,6 +171,7 @@ def hub_address(address: str) -> HubAddress | None:
         return None
     if (match := _GGUF.fullmatch(address)) and not local_folder(match["owner"]):
         return HubAddress(match["repo"], None, None, match["file"])
+    # Two parts that end so are a path, whose file is missing.
     if is_gguf(address):
         return None
     if match := _REPOSITORY.fullmatch(address.removeprefix("hf://")):
@@ -186,6 +188,7 @@ def resolve(address: str, role: Role) -> Path:
     if address == "bundled":
         return bundled("edge" if role == "edge" else "cloud")
     if path := _file(address):
+        # llama.cpp finds the other parts by the first.
         first = path.with_name(first_of(path.name))
         return first if first.is_file() else path
     if local_folder(address):
@@ -325,6 +328,7 @@ def checkpoint(name: str) -> Path | None:
 def _chosen(address: HubAddress, repository: "Repository") -> str:
     """Return the name of the file that `address` means, by name, quantisation or preference."""
     if address.file is not None:
+        # As people type it; the hub itself tells capitals apart.
         same = [one for one in repository.names if one.lower() == address.file.lower()]
         return address.file if address.file in same or not same else same[0]
     models = models_among(repository.names)
@@ -373,6 +377,7 @@ def _pasted(address: str) -> str | None:
         if page["ollama"]:
             return f"ollama:{page['ollama']}"
     elif address.startswith(("https://", "http://")):
+        # A mirror of the hub, if HF_ENDPOINT names one.
         from huggingface_hub.constants import ENDPOINT
 
         if not address.startswith(ENDPOINT):

@@ -172,6 +172,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
     thresholds = [TIER_THRESHOLD, *fractions(settings, "tier_threshold", tuned)]
     tiers: list[Tier] = []
     by_words = edge.abilities.text
+    # Not strict without clouds: the nearest has a share and a threshold even if it is none.
     for cloud, share, threshold in zip(clouds, [None, *shares], thresholds, strict=bool(clouds)):
         trusted = is_trusted(settings, cloud.name) or bool(further and cloud.here)
         if by_words and cloud.boundaries is None and not cloud.reads_passages:
@@ -293,6 +294,7 @@ def verification(
             )
         return "on"
     if settings.verify == "auto":
+        # With a price each token counts, and a cloud that reads along reads them all.
         return "off" if against or settings.price is not None else "on"
     if against and settings.verify != "off":
         raise UsageError(
@@ -371,6 +373,7 @@ def chosen_router(settings: Settings, edge: EdgeModel) -> str:
 
 def known_router(edge: EdgeModel) -> Path | None:
     """Return the folder of the router that ships with Edgewise for this edge model, or None."""
+    # Sorted, since folders list their files in any order.
     for card in sorted(bundled("routers").glob(f"*/{CONFIG}")):
         # A server that takes text cannot be compared inside a character.
         with suppress(RouterMismatch, EdgeError):

@@ -114,6 +114,7 @@ class Pair:
         options: Any = {"slots": slots, "keep_prefixes": keep_prefixes}
         with ExitStack() as opened:
             if isinstance(edge, str | Path):
+                # The process that renders templates starts while the model loads.
                 prepare()
                 self.edge: EdgeModel = open_edge(own, sent=self.record.edge, **options)
                 opened.callback(self.edge.close)
@@ -274,6 +275,7 @@ class Pair:
         `grammar` constrains the text; a schema or tools in `options` replace it. Tool calls appear
         as text. Raises `UsageError`; iterating, `EdgeError` or a `CloudError` (`on_cloud_error`).
         """
+        # Python takes any keyword here, and a misspelt one would be ignored.
         for name in options:
             if name not in AnswerOptions.__annotations__:
                 raise UsageError(f"{spelled(name)} is fixed when the Pair is created.")
@@ -288,6 +290,7 @@ class Pair:
         policy = policy or self.policy
         self.require_able(policy, plain=grammar is None)
         shared = self._shared(policy)
+        # Given back in whatever way the answer ends, or each that fails would shrink the share.
         taken = shared.take()
         try:
             return self.decoder.stream(
@@ -312,6 +315,7 @@ class Pair:
         share = policy.cloud_share
         if share is None:
             return SharedBudget()
+        # Rounded: a client may ask for each share of six decimals, and each budget stays.
         return self._budgets.setdefault(round(share, 3), SharedBudget())
 
     def close(self) -> None:

@@ -225,12 +225,14 @@ def load(
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
+    # From the weakest to the strongest: a later one replaces what is set before.
     sources: list[tuple[Mapping[str, object], str]] = [
         (_from_file((folder or Path()) / FILE), FILE),
         (_from_environment(os.environ if environment is None else environment), ENVIRONMENT),
         ({name: value for name, value in flags.items() if value not in (None, [])}, FLAGS),
     ]
     for source, where in sources:
+        # Each by itself, so that an error names the source that is wrong.
         _checked(source, where)
         for name in _EITHER.keys() & source.keys():
             merged.pop(_EITHER[name], None)
@@ -342,6 +344,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
             name = key.removeprefix(PREFIX).lower()
             if name in NAMES:
                 values[name] = value
+            # Other programs may have variables with this prefix: only a near miss is a mistake.
             elif name != _OF_SERVE and difflib.get_close_matches(name, NAMES, 1, _TYPO):
                 require_known(name, f"The environment has the unknown variable {key!r}", variable)
     return values
@@ -413,6 +416,7 @@ def _checked(values: Mapping[str, object], where: str) -> Settings:
         if isinstance(share := given.get(name), str):
             given[name] = fraction(share, f"{spelled(name)} in {where}", name)
     try:
+        # Not strict: flags and variables are text.
         chosen = msgspec.convert(given, Settings, strict=False)
     except msgspec.ValidationError as error:
         name = re.search(r"\$\.(\w+)", str(error))
