@@ -148,6 +148,7 @@ def _from_stdin() -> str:
     try:
         # UTF-8 takes at most four bytes a character; one byte more shows that there are too many.
         # UTF-8 takes at most four bytes a character; one byte more shows that there are too many.
+        # UTF-8 takes at most four bytes a character; one byte more shows that there are too many.
         data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
     finally:
         waiting.cancel()

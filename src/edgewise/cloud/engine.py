@@ -52,9 +52,11 @@ class IoThread:
         After `deadline` seconds the work is cancelled, and the future fails with `CloudTimeout`.
         Once the thread is closed, the future fails with `CloudUnavailable` at once.
         """
+        # Under a lock, or work could be handed to a loop that has just been stopped.
         with self._submitting:
             if not self._closed:
                 return asyncio.run_coroutine_threadsafe(self._bounded(work, deadline), self._loop)
+        # A coroutine that never ran would be reported as forgotten.
         work.close()
         return failed(CloudUnavailable(f"The connection to {self._name!r} was closed."))
 
@@ -65,6 +67,7 @@ class IoThread:
         """
         with self._submitting:
             closed, self._closed = self._closed, True
+        # Two threads may close it: only the first ends the loop.
         if closed:
             last.close()
             return
@@ -76,6 +79,7 @@ class IoThread:
     async def _bounded(self, work: Coroutine[Any, Any, _T], deadline: float) -> _T:
         task = asyncio.current_task()
         assert task is not None
+        # A bug in work that nobody waits for any more must still be seen.
         task.add_done_callback(_log_unexpected)
         try:
             async with asyncio.timeout(deadline):
@@ -94,6 +98,7 @@ class IoThread:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
+        # All at once, whatever each of them says to its end.
         await asyncio.gather(*tasks, return_exceptions=True)
         await last
         await asyncio.sleep(CLOSING_SECONDS)

@@ -300,6 +300,7 @@ class GatewayLink:
             if error.sent and error.sent.code in _NO_FRAMES and not error.rcvd_then_sent:
                 problem = CloudProtocolError(f"{self._name!r}: {error.sent.reason}.")
         finally:
+            # Unless another connection has taken its place.
             if self._socket is socket:
                 self._socket = None
             for reply in waiting.values():
@@ -308,6 +309,7 @@ class GatewayLink:
             await socket.close()
 
     def _frame(self, message: str | bytes) -> FromGateway:
+        # The protocol has binary frames alone.
         if isinstance(message, str):
             raise CloudProtocolError(f"{self._name!r} sent a text message.")
         return from_gateway(message)

@@ -55,6 +55,7 @@ def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
 
     With `hosts` None every URL is allowed.
     """
+    # Before any name is looked up: a lookup tells where a connection would go.
     if hosts is not None and not is_at(url, hosts):
         raise UsageError(
             f"The cloud {url!r} is not at an allowed host ({', '.join(map(str, hosts))}), so "
@@ -121,6 +122,7 @@ def _host(given: str, setting: str) -> Host:
         port = urlsplit(f"//{given}").port
         name = _connected(f"http://{given}").name
     except ValueError:
+        # A port that is no number, or a name that no client accepts.
         name, port = "", None
     if not name or any(char in "/@?#\\*%" or char.isspace() for char in given):
         raise UsageError(

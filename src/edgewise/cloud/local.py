@@ -136,6 +136,7 @@ class LocalSession(CloudSession):
             try:
                 self._session = self._cloud.model.session()
             except BaseException:
+                # Else a session that cannot be opened would hold its slot for ever.
                 self._cloud.room.release()
                 raise
         return self._session
@@ -187,6 +188,7 @@ class LocalSession(CloudSession):
             written.append(token)
             logprobs.append(step.logprob(token))
             top.append(step.candidates(TOP))
+            # A full context has no place for a token more.
             if token in self._eos_ids or session.position == self._cloud.model.context:
                 break
             session.extend([token])

@@ -61,6 +61,7 @@ class SentRecord:
         host = urlsplit(cloud).netloc or cloud if "://" in cloud else cloud
         made = SentAnswer(self, self.conversation(prompt), host, tokenizer)
         with self.lock:
+            # Now, so that what it sends can be seen while it is written.
             self._answers.append(made)
         return made
 
@@ -74,6 +75,7 @@ class SentRecord:
         first = next((at for at, one in enumerate(messages) if one.role == "user"), None)
         if first is None:
             return secrets.token_hex(4)
+        # Later turns change, and a client sends all of them with each request.
         turns = [(one.role, one.content) for one in messages[: first + 1]]
         beginning = msgspec.json.encode((prompt.owner, turns))
         return hashlib.blake2b(beginning, key=self._secret, digest_size=4).hexdigest()
@@ -248,6 +250,7 @@ def private_file(path: Path, flags: int) -> int:
     try:
         require_own(os.fstat(descriptor))
         if hasattr(os, "fchmod"):
+            # A file that was there before may be readable for others.
             os.fchmod(descriptor, 0o600)
     except BaseException:
         os.close(descriptor)

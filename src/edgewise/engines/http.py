@@ -155,10 +155,12 @@ class Endpoint:
             headers={**self._bearer, **sending.headers},
             extensions={"trace": trace},
         ) as response:
+            # From here on the request was read and computed: it is never sent again.
             sending.answered = True
             parts, size = list[bytes](), 0
             async for part in response.aiter_stream():
                 parts.append(part)
+                # While it comes: a reply without end must not fill memory first.
                 if (size := size + len(part)) > MAX_REPLY:
                     raise CloudProtocolError(
                         f"{self.url!r} sent a reply of more than {MAX_REPLY} bytes."
@@ -281,6 +283,7 @@ class HttpEngine(Endpoint, Engine):
         if not self.server.salts:
             return False
         text, number = await parallel(takes("edgewise-probe"), takes(0))
+        # A server that ignores the field takes both.
         return text and not number
 
     async def model_name(self) -> str | None:
@@ -336,6 +339,7 @@ class _Sending:
 
     @property
     def headers(self) -> dict[str, str]:
+        # A compressed reply could be far larger than what was read of it.
         plain = {"Accept-Encoding": "identity"}
         if self.data is None:
             return plain

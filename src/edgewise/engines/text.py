@@ -172,6 +172,7 @@ class TextEngine(Endpoint):
         suspected = frozenset[str]()
         needed = {key for form in keyed if form[-1][1] for key, _ in form}
         while True:
+            # What was declined before stays left out: each refusal costs a round trip.
             gone = self._declined | suspected
             chosen = [next((one for one in form if one[0] not in gone), form[-1]) for form in keyed]
             fields = {name: value for _, one in chosen for name, value in one.items()}
@@ -213,8 +214,10 @@ class TextEngine(Endpoint):
     def _checked(self, request: TextRequest, reply: TextContinuation) -> TextContinuation:
         """Return a reply if it is within bounds. Raises `CloudProtocolError` or `Fault`."""
         url, text, size = self.url, reply.text, len(reply.text.encode())
+        # A server that ignores the limit could send, and bill, anything.
         if size > LONGEST_TOKEN * request.n + 2 * len(request.answer.encode()) + _SLACK:
             raise CloudProtocolError(f"{url!r} sent {size} bytes for {request.n} tokens.")
+        # No tokenizer writes it, and C strings end there.
         if "\0" in text:
             raise CloudProtocolError(f"{url!r} sent a text with U+0000 in it.")
         if text.lstrip().startswith(THINK) and not request.answer.lstrip().startswith(THINK):
@@ -251,6 +254,7 @@ class TextEngine(Endpoint):
         text = self._rendered.get((reasoning, *messages))
         if text is None:
             text = await self._render(messages, client, reasoning=reasoning)
+            # Conversations that are over are never asked for again; which are, nobody tells.
             if len(self._rendered) == _MOST_RENDERED:
                 self._rendered.clear()
             self._rendered[(reasoning, *messages)] = text
@@ -269,6 +273,7 @@ class TextEngine(Endpoint):
         tokenizer = self.tokenizer
         assert tokenizer is not None
         if tokenizer.chat_template is None:
+            # A base model has no template: its prompt is the text alone.
             return "\n\n".join(message.content for message in messages)
         try:
             text = await asyncio.to_thread(render, tokenizer, messages)

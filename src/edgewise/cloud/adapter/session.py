@@ -186,6 +186,7 @@ class AdaptedSession(CloudSession, ABC):
     def _begin(self) -> None:
         """Begin the conversation, with what the context filter leaves. Raises a `CloudError`."""
         if self._blocked is not None:
+            # What was forbidden once stays so: the text before the answer does not change.
             raise self._blocked
         if self._open:
             return
@@ -250,8 +251,10 @@ class WordConsult:
         return self._future
 
     def _ask_more(self) -> None:
+        # Not 0, which would be a timeout before the request has left.
         left = max(0.001, self._end - time.monotonic())
         self._flying = self._session.request(self, left)
+        # In the thread that brings the reply: the loop waits for words, not for requests.
         self._flying.add_done_callback(self._landed)
         self._given_up(self._future)
 
