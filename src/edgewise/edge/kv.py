@@ -52,6 +52,7 @@ class FairLock:
                 self._changed.wait_for(lambda: self._line[0] is place)
             except BaseException:
                 self._line.remove(place)
+                # Whoever stands behind may be first now.
                 self._changed.notify_all()
                 raise
 
@@ -118,6 +119,7 @@ class Slots:
         with self.lock:
             run.session.before(run)
             try:
+                # After `before`, which may copy the state that this run changes.
                 rows = run.cache.run(run.ids, run.outputs, hidden=run.hidden)
             except BaseException as error:
                 raise run.session.failure(run, error) from error
@@ -214,6 +216,7 @@ class KvSession(EdgeSession):
         self._require_room(0, ids)
         if self._cache is None:
             self._cache = self._slots.take(ids)
+            # What the cache holds, so that `rewind` cuts it where the new ids part.
             self._ids = list(self._cache.ids)
         self.rewind(common_prefix(self._cache.ids, ids))
         self._ids, self._opened = list(ids), True
@@ -360,6 +363,7 @@ class KvSession(EdgeSession):
 
         Failures of the engine become a `ModelError`; other exceptions are returned as they are.
         """
+        # A failed pass may have written a part of the cache.
         run.cache.back(run.start)
         if not isinstance(error, FAILURES):
             return error

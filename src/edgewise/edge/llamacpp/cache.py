@@ -222,6 +222,7 @@ class LlamaSequence(SequenceCache):
         for index, buffer in enumerate(idle):
             if len(buffer) >= size:
                 return idle.pop(index)
+        # Too small: one is let go for each that is made, so that their number stays.
         if idle:
             idle.pop()
         return np.empty(size, np.uint8)
@@ -237,6 +238,7 @@ class LlamaSequence(SequenceCache):
             return False
         # After it, never before: a cut is refused while the later state stands.
         removed = llama_cpp.llama_memory_seq_rm(context.memory, self._number, position, -1)
+        # It is asked, since some models keep less than was to be kept.
         return bool(removed) and self._held() == position
 
 

@@ -93,6 +93,7 @@ class SharedSlots(Slots):
             taken, room = list[_Queued](), self.batch
             for one in others:
                 room -= len(one.run.ids)
+                # The first always goes, or a run larger than a batch would wait for ever.
                 if taken and room < 0:
                     break
                 taken.append(one)
@@ -100,6 +101,7 @@ class SharedSlots(Slots):
             taken = prompts[:1]
         for one in taken:
             self.line.remove(one)
+        # llama.cpp computes neighbouring sequences together, in order.
         return sorted(taken, key=lambda one: self.order[one.run.cache])
 
     def compute(self, taken: Sequence[_Queued]) -> None:
@@ -134,6 +136,7 @@ class SharedSlots(Slots):
             )
         except BaseException as error:
             if len(taken) > 1:
+                # One run may have failed all: the others must not pay for it.
                 for one in taken:
                     self._pass([one])
                 return
@@ -161,6 +164,7 @@ class _Passes(threading.Thread):
     """The thread that runs the passes of all models, one at a time, first come, first served."""
 
     def __init__(self) -> None:
+        # A daemon: it never ends by itself, and must not keep the process alive.
         super().__init__(name="llama.cpp", daemon=True)
         self._changed = threading.Condition()
         self._slots: set[SharedSlots] = set()
@@ -170,6 +174,7 @@ class _Passes(threading.Thread):
             slots.line.append(queued)
             slots.coming.discard(queued.run.session)
             self._slots.add(slots)
+            # While a session is expected, waking up would only mean to wait on.
             if not slots.coming:
                 self._changed.notify()
 

@@ -41,6 +41,7 @@ class TopStep(Step):
         self.proposed = int(ids[0])
         self._ids, self._logprobs, self._written = ids, logprobs, written
         rest = max(0.0, 1.0 - float(np.exp(logprobs.astype(np.float64)).sum()))
+        # Rounded sums may exceed 1, and a logarithm follows.
         self._rest = max(rest, 1e-9)
         # An id outside is not likelier than the last inside.
         even = math.log(self._rest / max(1, size - len(ids)))
