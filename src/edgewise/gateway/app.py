@@ -148,6 +148,7 @@ class Gateway:
                     for connection in list(self.connections):
                         connection.check_key()
                 swept = changes
+            # A failed look must not be the last: keys would stay valid for ever.
             except Exception:
                 log.exception("sweep failed")
 

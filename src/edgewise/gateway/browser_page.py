@@ -129,11 +129,13 @@ class PageFile:
         while at < end:
             piece = await asyncio.to_thread(self._read, at, min(PIECE, end - at))
             if not piece:
+                # The headers promised its length: a cut connection tells the browser.
                 raise RuntimeError("a file of the page has become shorter")
             at += len(piece)
             yield piece
 
     def _read(self, at: int, count: int) -> bytes:
+        # Of one descriptor, whose position all readers share.
         with self._reading:
             self._file.seek(at)
             return self._file.read(count)
@@ -156,6 +158,7 @@ class Page:
         for ending, kind in _TYPES.items():
             mimetypes.add_type(kind, ending)
         self._model, self._fleet, self._keys = model, fleet, keys
+        # Listed once: no path of a request is ever looked up on the disk.
         paths = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
         paths |= {"": folder / "index.html", "model.gguf": model.file}
         if model.router:

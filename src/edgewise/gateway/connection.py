@@ -82,6 +82,7 @@ class Connection:
     async def serve(self) -> None:
         """Serve until the device leaves or breaks the protocol, or its key is no longer valid."""
         offered = SUBPROTOCOL in self._socket.scope.get("subprotocols", ())
+        # A browser ends the connection unless one of what it offered is accepted.
         await self._socket.accept(SUBPROTOCOL if offered else None)
         try:
             await self._talk()
@@ -140,6 +141,7 @@ class Connection:
         if not fleet.tokenizer or frame.tokenizer != fleet.tokenizer:
             raise _Ended(POLICY, VOCABULARY, "The vocabulary is not that of the gateway's model.")
         key, sessions = self._key, self._sessions
+        # Before a session is made, or a device could make one by each refusal.
         if key.sessions and sessions.attached(key.name) >= key.sessions:
             message = f"The key has its {key.sessions} sessions open already."
             raise _Ended(TRY_LATER, "unavailable", message, 1.0)
@@ -184,6 +186,7 @@ class Connection:
             except TimeoutError as error:
                 message = "Too many token ids in too short a time."
                 raise _Ended(TRY_LATER, "unavailable", message, PAUSE_SECONDS) from error
+            # Milliseconds, in which every other device would wait.
             frame, ids = await to_thread(_decoded, data)
         self._fresh += len(ids)
         return frame, ids
@@ -239,6 +242,7 @@ class Connection:
             return
         work = self._answer(frame, _copied(prefix), crowded=False)
         task = self._asks[frame.ask] = asyncio.create_task(work)
+        # However it ends: the number may be used again.
         task.add_done_callback(lambda _: self._asks.pop(frame.ask, None))
 
     async def _answer(self, frame: Ask, prefix: SessionPrefix | None, *, crowded: bool) -> None:

@@ -176,6 +176,7 @@ class KeyLimits:
         before the block if a limit is exceeded, or a daily one while the store is down.
         """
         self.admit(key, ids)
+        # After the check: a refused consult costs nothing.
         self._buckets[key.name][0].take(1, key.consults_per_second, self._clock())
         day = await self._reserve(key, tokens)
         spent = Spent()
@@ -240,6 +241,7 @@ class KeyLimits:
             return 0
         if tokens > most:
             message = f"The key may write {most} tokens a day, not {tokens} at once."
+            # Not a matter of time: no day would allow it.
             raise OverLimit("rejected", message)
         now = self._calendar()
         day = int(now // DAY_SECONDS)

@@ -44,6 +44,7 @@ class Server:
         self.closes = False
         """Whether the server ends `connection` after its reply, as some servers always do."""
         try:
+            # Apart, so that a look at the server never waits for, or closes, a stream.
             self._http = {method: self._opened_client() for method in ("GET", "POST")}
         except (httpx2.InvalidURL, UnicodeError) as error:
             raise AddressError(f"{url!r} is no address of a server", setting="edge") from error

@@ -139,6 +139,7 @@ class ServedSession(EdgeSession):
         self._stream: Generator[ServedToken] | None = None
         self._until = 0
         """Position at which the stream ends, if it reports every token."""
+        # By it a list of slots tells the stream; greedy tokens do not depend on it.
         self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
@@ -148,6 +149,7 @@ class ServedSession(EdgeSession):
         """
         self._require_room(0, ids)
         try:
+            # Now, as an error of the prompt; later it would be one of the server.
             self._dialect.prompt(ids)
         except EdgeError as error:
             raise UsageError(error.message, hint=error.hint, setting=error.setting) from error
@@ -209,6 +211,7 @@ class ServedSession(EdgeSession):
             self._trusted_until = time.monotonic() + RECHECK if server.closes else 0.0
         self._stop(end)
         self._served = self._ids[:end]
+        # A context of n ids predicts one token more.
         tokens = min(AHEAD, self._context + 1 - end)
         self._until = end + tokens
         self._stream = self._dialect.stream(self._ids[:end], tokens, self._top, self._seed)
@@ -242,5 +245,6 @@ class ServedSession(EdgeSession):
         written = None
         if self._text:
             written = Written(self._served[:at], min(self._prompt, at), self._tokenizer)
+        # Rounding may have lifted one above 0.
         logprobs = np.minimum(logprobs, 0).astype(np.float32)
         return TopStep(np.array(ids, np.int32), logprobs, written, size, position=at)
