@@ -1,8 +1,7 @@
 """A proxy that keeps what devices send: bodies of HTTP requests, frames to a gateway."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 
 import aiohttp
 import msgspec
@@ -20,7 +19,7 @@ class Recorder(Served):
         self.messages: list[bytes] = []
         self._sockets: set[web.WebSocketResponse] = set()
         super().__init__()
-        self._http: aiohttp.ClientSession = self.do(self._client())
+        self._http: aiohttp.ClientSession = self.do(_client())
         routes = [web.get(PATH, self._session), web.route("*", "/{path:.*}", self._request)]
         self.url = f"http://127.0.0.1:{self.serve(routes)}"
 
@@ -31,7 +30,6 @@ class Recorder(Served):
 
     @property
     def ids(self) -> int:
-        """Token ids in all messages."""
         return sum(len(ids_of(message)) for message in self.messages)
 
     def forget(self) -> None:
@@ -41,9 +39,6 @@ class Recorder(Served):
     def cut(self) -> None:
         """Close the gateway sessions that go through here."""
         self.do(self._cut())
-
-    async def _client(self) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession()
 
     async def _hang_up(self) -> None:
         await self._cut()
@@ -79,7 +74,7 @@ class Recorder(Served):
         self._sockets.add(near)
         try:
             async with self._http.ws_connect(self.target + PATH) as far:
-                down = asyncio.create_task(self._down(far, near))
+                down = asyncio.create_task(_down(far, near))
                 async for message in near:
                     self.messages.append(message.data)
                     await far.send_bytes(message.data)
@@ -89,12 +84,15 @@ class Recorder(Served):
             self._sockets.discard(near)
         return near
 
-    async def _down(
-        self, far: aiohttp.ClientWebSocketResponse, near: web.WebSocketResponse
-    ) -> None:
-        async for message in far:
-            await near.send_bytes(message.data)
-        await near.close()
+
+async def _client() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession()
+
+
+async def _down(far: aiohttp.ClientWebSocketResponse, near: web.WebSocketResponse) -> None:
+    async for message in far:
+        await near.send_bytes(message.data)
+    await near.close()
 
 
 def ids_of(message: bytes) -> list[int]:
@@ -106,11 +104,6 @@ def ids_of(message: bytes) -> list[int]:
     return frame.ids if isinstance(frame, Ask | Prefetch) else []
 
 
-@contextmanager
-def recording(target: str) -> Iterator[Recorder]:
+def recording(target: str) -> "closing[Recorder]":
     """A proxy to `target` until the block ends."""
-    recorder = Recorder(target)
-    try:
-        yield recorder
-    finally:
-        recorder.close()
+    return closing(Recorder(target))

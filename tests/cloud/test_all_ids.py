@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgewise.addresses import bundled
-from edgewise.cloud.base import ConsultRequest
+from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import connect
 from edgewise.cloud.engine import LlamaServer
 from edgewise.edge.base import PROBES, Tokenizer
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.engines import detokenization as all_ids
-from edgewise.engines import vocabulary_check
-from edgewise.engines.base import Client
+from edgewise.engines.base import Client, Engine
 from edgewise.engines.detokenization import compare_all
-from edgewise.errors import CloudProtocolError, CloudRejected, OtherVocabulary, VocabularyMismatch
+from edgewise.errors import CloudProtocolError, CloudRejected, VocabularyMismatch
 from edgewise.prompts import Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests import models
@@ -32,59 +31,51 @@ from tests.llama_server_process import llama_server
 BYTES = ByteTokenizer()
 
 
-def told(url: str, tokenizer: Tokenizer = BYTES) -> str:
-    with closing(LlamaServer(url)) as cloud:
+def told(cloud: CloudModel, tokenizer: Tokenizer = BYTES) -> str:
+    with closing(cloud):
         return cloud.check_vocabulary(tokenizer)
 
 
 @pytest.fixture(scope="module")
-def family(model_folder: Path) -> dict[str, Path]:
+def family(model_folder: Path) -> Iterator[list[LlamaModel]]:
     """Two generations of one family: equal but for four added tokens."""
-    return {
-        name: models.write_transformer(model_folder / f"qwen{name}.gguf", models.qwen(name))
-        for name in ("2.5", "3")
-    }
+    with ExitStack() as stack:
+        paths = [
+            models.write_transformer(model_folder / f"qwen{name}.gguf", models.qwen(name))
+            for name in ("2.5", "3")
+        ]
+        yield [stack.enter_context(LlamaModel(one, threads=1, context=32)) for one in paths]
 
 
-class TestRealServers:
-    @pytest.mark.deep
-    def test_all_ids_of_one_file(self, spm_path: Path) -> None:
-        """With pieces and bytes to fall back to; the contract of all clouds has byte-level ones."""
-        with LlamaModel(spm_path, threads=1, context=32) as model, llama_server(spm_path) as url:
-            assert f"all {model.tokenizer.size:,} ids" in told(url, model.tokenizer)
+@pytest.mark.deep
+def test_all_ids_of_one_file(spm_path: Path) -> None:
+    """With pieces and bytes to fall back to; the contract of all clouds has byte-level ones."""
+    with LlamaModel(spm_path, threads=1, context=32) as model, llama_server(spm_path) as url:
+        assert f"all {model.tokenizer.size:,} ids" in told(LlamaServer(url), model.tokenizer)
 
-    @pytest.mark.deep
-    def test_generations_of_a_family_are_told_apart(self, family: dict[str, Path]) -> None:
-        """Fixed strings have the same ids, and the id of `<think>` is nothing to the older one."""
-        with (
-            LlamaModel(family["2.5"], threads=1, context=32) as older,
-            LlamaModel(family["3"], threads=1, context=32) as later,
-            llama_server(family["3"]) as url,
-        ):
-            assert [older.tokenizer.encode(text) for text in PROBES] == [
-                later.tokenizer.encode(text) for text in PROBES
-            ]
-            with pytest.raises(VocabularyMismatch, match="<tool_response>"):
-                told(url, older.tokenizer)
-            reached = connect(url, older.tokenizer, own=later.tokenizer)
-            how = reached.vocabulary_check
-            reached.close()
-            assert reached.boundaries is not None
-            assert "all 277 ids stand for the same" in how
-            reached = connect(url, later.tokenizer)
-            how = reached.vocabulary_check
-            reached.close()
-            assert reached.boundaries is None
-            assert "all 277 ids" in how
 
-    def test_nor_is_the_older_one_a_cloud_for_the_later(self, family: dict[str, Path]) -> None:
-        with (
-            LlamaModel(family["2.5"], threads=1, context=32) as older,
-            LlamaModel(family["3"], threads=1, context=32) as later,
-        ):
-            engine = Detokenizing(older.tokenizer, joined)
-            with pytest.raises(VocabularyMismatch, match=r"</?t"):
-                asyncio.run(compare_all(engine, later.tokenizer))
+@pytest.mark.deep
+def test_generations_of_one_family_differ(family: list[LlamaModel], model_folder: Path) -> None:
+    """Fixed strings have the same ids, and the id of `<think>` is nothing to the older one."""
+    older, later = (model.tokenizer for model in family)
+    assert [*map(older.encode, PROBES)] == [*map(later.encode, PROBES)]
+    with llama_server(model_folder / "qwen3.gguf") as url:
+        with pytest.raises(VocabularyMismatch, match="<tool_response>"):
+            told(LlamaServer(url), older)
+        for edge, own in ((older, later), (later, None)):
+            with closing(connect(url, edge, own=own)) as reached:
+                assert (reached.boundaries is None) == (own is None)
+                assert "all 277 ids" in reached.vocabulary_check
+
+
+def test_nor_is_the_older_one_a_cloud_for_the_later(family: list[LlamaModel]) -> None:
+    older, later = (model.tokenizer for model in family)
+    with pytest.raises(VocabularyMismatch, match=r"</?t"):
+        compared(Detokenizing(older, joined), later)
+
+
+def compared(engine: Engine, tokenizer: Tokenizer) -> str:
+    return asyncio.run(compare_all(engine, tokenizer))
 
 
 class Detokenizing(PlainEngine):
@@ -164,76 +155,55 @@ def test_the_library_tokenizers_writes_the_same(
     path = {"bpe": bpe_path, "spm": spm_path, "bundled": bundled("edge")}[kind]
     write_tokenizer(tmp_path, vocabulary_of(path), pre="qwen2")
     one = vocabularies[kind]
-    said = asyncio.run(compare_all(Decoding(tmp_path), one))
-    assert said == f"; all {one.size:,} ids stand for the same"
+    assert compared(Decoding(tmp_path), one) == f"; all {one.size:,} ids stand for the same"
 
 
-KINDS = st.sampled_from(["bpe", "spm", "bundled"])
-JOINS = st.sampled_from([joined, tidied, stripped])
+@given(
+    kind=st.sampled_from(["bpe", "spm", "bundled"]),
+    join=st.sampled_from([joined, tidied, stripped]),
+    draw=st.data(),
+)
+def test_any_two_ids_that_changed_places_are_found(
+    vocabularies: dict[str, Tokenizer], kind: str, join: Any, draw: st.DataObject
+) -> None:
+    """Control tokens too, and an id that stands for nothing."""
+    one = vocabularies[kind]
+    engine = Detokenizing(one, join)
+    ids = st.integers(0, one.size - 1)
+    first, second = draw.draw(st.tuples(ids, ids))
+    texts = [one.special.get(i, "").encode() or one.piece(i) for i in (first, second)]
+    shown = [tidied([b"x", text, b"x"]) for text in texts]
+    engine.swapped = first, second
+    if shown[0] == shown[1]:
+        return
+    with pytest.raises(VocabularyMismatch):
+        compared(engine, one)
+    assert engine.requests < 4
 
 
-class TestWhatIsTold:
-    @given(kind=KINDS, join=JOINS, draw=st.data())
-    def test_any_two_ids_that_changed_places_are_found(
-        self, vocabularies: dict[str, Tokenizer], kind: str, join: Any, draw: st.DataObject
-    ) -> None:
-        """Control tokens too, and an id that stands for nothing."""
-        one = vocabularies[kind]
-        engine = Detokenizing(one, join)
-        ids = st.integers(0, one.size - 1)
-        first, second = draw.draw(st.tuples(ids, ids))
-        texts = [one.special.get(i, "").encode() or one.piece(i) for i in (first, second)]
-        shown = [tidied([b"x", text, b"x"]) for text in texts]
-        engine.swapped = first, second
-        if shown[0] == shown[1]:
-            return
+def test_another_end_of_an_answer() -> None:
+    class Ends(Detokenizing):
+        async def end_text(self) -> str | None:
+            return "<tool_call>"
+
+    with pytest.raises(VocabularyMismatch, match="ends an answer with '<tool_call>'"):
+        compared(Ends(BYTES, joined), BYTES)
+
+
+def test_of_a_large_vocabulary_every_id_is_compared_until_the_engine_declines() -> None:
+    class Busy(Detokenizing):
+        async def detokenize(self, ids: Sequence[int], client: Client | None = None) -> Any:
+            if self.requests >= 4:
+                raise CloudRejected("enough.")
+            return await super().detokenize(ids, client)
+
+    known = Large()
+    engine = Detokenizing(known, joined)
+    assert compared(engine, known) == "; all 50,000 ids stand for the same"
+    for engine.swapped in ((300, 301), (19_999, 19_000), (5_000, 40_000)):
         with pytest.raises(VocabularyMismatch):
-            asyncio.run(compare_all(engine, one))
-        assert engine.requests < 4
-
-    def test_another_end_of_an_answer(self) -> None:
-        class Ends(Detokenizing):
-            async def end_text(self) -> str | None:
-                return "<tool_call>"
-
-        with pytest.raises(VocabularyMismatch, match="ends an answer with '<tool_call>'"):
-            asyncio.run(compare_all(Ends(BYTES, joined), BYTES))
-
-
-class TestEngines:
-    @pytest.mark.parametrize("swapped", [(300, 301), (19_999, 19_000), (5_000, 40_000)])
-    def test_of_a_large_vocabulary_every_id_is_compared(self, swapped: tuple[int, int]) -> None:
-        known = Large()
-        engine = Detokenizing(known, joined)
-        said = asyncio.run(compare_all(engine, known))
-        assert said == "; all 50,000 ids stand for the same"
-        engine.swapped = swapped
-        with pytest.raises(VocabularyMismatch):
-            asyncio.run(compare_all(engine, known))
-
-    def test_what_was_compared_until_an_engine_declines_counts(self) -> None:
-        class Busy(Detokenizing):
-            async def detokenize(self, ids: Sequence[int], client: Client | None = None) -> Any:
-                if self.requests >= 4:
-                    raise CloudRejected("enough.")
-                return await super().detokenize(ids, client)
-
-        said = asyncio.run(compare_all(Busy(Large(), joined), Large()))
-        assert "; 24,576 of 50,000 ids stand for the same" in said
-
-    def test_another_model_under_the_same_name_is_found_out_after_a_reconnect(
-        self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Of which the fixed strings have the same ids."""
-        monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
-        with closing(LlamaServer(engine.url)) as cloud:
-            cloud.check_vocabulary(BYTES)
-            session = cloud.open(Prompt((1,)))
-            assert session.ask(ConsultRequest([1], 1, 20)).result().ids
-            engine.tokenizer = ByteTokenizer("<other>")
-            cloud.submit(cloud.engine.close(), 20).result()
-            with pytest.raises(OtherVocabulary):
-                session.ask(ConsultRequest([1], 1, 20)).result()
+            compared(engine, known)
+    assert "; 24,576 of 50,000 ids stand" in compared(Busy(known, joined), known)
 
 
 def test_an_id_that_stands_for_nothing_to_the_edge_is_no_completion(engine: ScriptedEngine) -> None:
@@ -252,29 +222,24 @@ def test_an_id_that_stands_for_nothing_to_the_edge_is_no_completion(engine: Scri
             session.ask(ConsultRequest([1], 1, 20)).result()
 
 
-class TestHostile:
-    @pytest.mark.parametrize(
-        ("misdeed", "why"),
-        [
-            (Edited(lambda _: b'{"content": 5}'), "of its form"),
-            (Edited(lambda _: b'{"content": "%s"}' % (b"a" * (5 << 20))), "more than"),
-            (None, "(it does not detokenise)"),
-            (Edited(status=500), "HTTP 500"),
-            (Edited(status=422), "HTTP 422"),
-            ("hang", "it took longer than 0.2 s"),
-        ],
-    )
-    def test_what_is_no_text_leaves_the_fixed_strings(
-        self,
-        engine: ScriptedEngine,
-        monkeypatch: pytest.MonkeyPatch,
-        misdeed: Misdeed | None,
-        why: str,
-    ) -> None:
-        engine.detokenizes = misdeed is not None
-        if misdeed == "hang":
-            monkeypatch.setattr(all_ids, "COMPARE_SECONDS", 0.2)
-        engine.aside = lambda path: misdeed if path == "/detokenize" else None
-        how = told(engine.url)
-        assert how.startswith("5 strings have the same ids at the engine; its other ids are not ")
-        assert why in how
+@pytest.mark.parametrize(
+    ("misdeed", "why"),
+    [
+        (Edited(lambda _: b'{"content": 5}'), "of its form"),
+        (Edited(lambda _: b'{"content": "%s"}' % (b"a" * (5 << 20))), "more than"),
+        (None, "(it does not detokenise)"),
+        (Edited(status=500), "HTTP 500"),
+        (Edited(status=422), "HTTP 422"),
+        ("hang", "it took longer than 0.2 s"),
+    ],
+)
+def test_what_is_no_text_leaves_the_fixed_strings(
+    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch, misdeed: Misdeed | None, why: str
+) -> None:
+    engine.detokenizes = misdeed is not None
+    if misdeed == "hang":
+        monkeypatch.setattr(all_ids, "COMPARE_SECONDS", 0.2)
+    engine.aside = lambda path: misdeed if path == "/detokenize" else None
+    how = told(LlamaServer(engine.url))
+    assert how.startswith("5 strings have the same ids at the engine; its other ids are not ")
+    assert why in how

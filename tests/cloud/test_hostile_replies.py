@@ -1,33 +1,35 @@
-"""Whatever a cloud replies, an answer goes on: each bad reply is a failed consult, `protocol`."""
+"""Whatever a cloud replies, an answer goes on: what goes wrong is a reason on the token."""
 
 import re
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgewise.cloud.base import CloudModel
+from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.completion import MOST_CANDIDATES, MOST_SECONDS, Completion
-from edgewise.errors import CloudProtocolError
-from edgewise.events import Candidate, Consult, Event
+from edgewise.completion import MOST_CANDIDATES, MOST_SECONDS, Completion, Outgoing
+from edgewise.engines.http import seconds_of
+from edgewise.errors import CloudProtocolError, CloudUnavailable
+from edgewise.events import Candidate, Consult, Event, Token
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
+from edgewise.prompts import Prompt
 from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge, replying
-from edgewise.wire.protocol import Ask, FromDevice
-from tests.cloud.test_gateway_cloud import FakeGateway, politely
-from tests.doubles.engine_dialects import Dialect
-from tests.doubles.scripted_engine import Edited, ScriptedEngine
+from tests.cloud.test_gateway_cloud import Telling
+from tests.doubles.engine_dialects import DIALECTS, Dialect
+from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Twisted
 from tests.gateway.running import gateway
 
 PROMPT, TEXT = "sky: ", "blue"
+IDS = list(PROMPT.encode())
 LENGTH = len(PROMPT)
 BEYOND = LENGTH + len(TEXT)
 """More ids than any consult of these answers sends."""
@@ -35,23 +37,14 @@ BEYOND = LENGTH + len(TEXT)
 DEADLINE = 60.0
 """Longer than a test may take: nobody waits for a reply that came."""
 
-IDS = ["-1", str(SIZE), "1000000", str(1 << 31), str(1 << 32), str(1 << 64), "9" * 400]
+BAD_IDS = ["-1", str(SIZE), "1000000", str(1 << 31), str(1 << 32), str(1 << 64), "9" * 400]
 NO_INTS = ["1.0", "1e2", "1.5", "true", '"97"', "null", "[97]", "{}", "9" * 5000]
 LOGPROBS = ["1", "0.5", "1e308", "1e400", "NaN", "Infinity", '"-1"', "true", "[]"]
 COUNTS = ["-5", "-1", str(BEYOND), str(1 << 32), str(1 << 64), "1.5", '"1"', "true", "[]"]
 SECONDS = ["-1", "1e308", "1e400", "NaN", '"1"', "true"]
 
-GOOD = {
-    "id": "97",
-    "top": "97",
-    "logprob": "-0.5",
-    "top_logprob": "-0.5",
-    "cached": "1",
-    "total": str(LENGTH),
-    "computed": str(LENGTH - 1),
-    "ms": "1.5",
-    "more": "",
-}
+GOOD = {"id": "97", "top": "97", "logprob": "-0.5", "top_logprob": "-0.5", "more": "", "names": ""}
+GOOD |= {"cached": "1", "total": str(LENGTH), "computed": str(LENGTH - 1), "ms": "1.5"}
 LLAMA_SERVER = (
     '{"tokens":[<id><more>],"completion_probabilities":[{"id":<id>,"logprob":<logprob>,'
     '"top_logprobs":[{"id":<top>,"logprob":<top_logprob>}]}],"stop_type":"limit",'
@@ -70,8 +63,8 @@ VLLM = (
 )
 
 KINDS: list[dict[str, str]] = [
-    *({"id": value} for value in IDS + NO_INTS),
-    *({"top": value} for value in IDS + NO_INTS if value != "null"),
+    *({"id": value} for value in BAD_IDS + NO_INTS),
+    *({"top": value} for value in BAD_IDS + NO_INTS if value != "null"),
     *({"logprob": value} for value in LOGPROBS),
     *({"top_logprob": value} for value in ["1", "1e308", "1e400", "NaN", '"-1"', "true"]),
     *({"cached": value} for value in COUNTS),
@@ -93,22 +86,32 @@ WHOLE = [
     b'{"tokens":[]}',
     b'{"tokens":[],"output_ids":[],"meta_info":{},"choices":[]}',
     b" " * (5 << 20),
+    b"<!doctype html><title>Sign in</title>",
+    b'{"choices":[{"finish_reason":"tool_calls","message":{"content":null,"tool_calls":[{}]}}]}',
 ]
 
 
 def said(form: str, kind: dict[str, str]) -> bytes:
     """A reply in a dialect, good but for what `kind` says."""
-    words = {"names": "", **GOOD, **kind}
+    words = GOOD | kind
     return re.sub(r"<(\w+)>", lambda found: words[found[1]], form).encode()
 
 
-def answered(cloud: CloudModel) -> tuple[str, list[Consult]]:
-    """The text of a whole answer that asks for every token, and its consults."""
+def answered(cloud: CloudModel) -> tuple[tuple[str, str, str, str | None], str | None]:
+    """A whole answer that asks for every token: how it begins, and what is said of that."""
     edge = ScriptedEdge(replying(TEXT, prompt=PROMPT))
     policy = Policy(threshold=0.5, deadline=DEADLINE, speculate=0)
     decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
-    events: list[Event] = list(decoder.stream(list(PROMPT.encode()), max_tokens=len(TEXT)))
-    return collect(iter(events)).text, [one for one in events if isinstance(one, Consult)]
+    events: list[Event] = list(decoder.stream(IDS, max_tokens=len(TEXT)))
+    consult = next(one for one in events if isinstance(one, Consult))
+    token = next(one for one in events if isinstance(one, Token))
+    text = collect(iter(events)).text
+    return (text, consult.outcome, token.source, token.reason), consult.message
+
+
+def failed(reason: str) -> tuple[str, str, str, str]:
+    """The edge's own answer."""
+    return TEXT, reason, "edge", reason
 
 
 FORMS: dict[Dialect, str] = {"llama-server": LLAMA_SERVER, "sglang": SGLANG, "vllm": VLLM}
@@ -144,24 +147,17 @@ def test_every_bad_reply_is_a_failed_consult_and_the_answer_the_edges(way: Way) 
     wrong: dict[str, object] = {}
     for name, body in bodies.items():
         way.say(body)
-        text, consults = answered(way.cloud)
-        if text != TEXT or consults[0].outcome != "protocol":
-            wrong[name] = (text, consults[0].outcome, consults[0].message)
+        told, why = answered(way.cloud)
+        if told != failed("protocol"):
+            wrong[name] = (told, why)
     assert wrong == {}
     assert len(bodies) > 60
     way.say(said(way.form, {}))
-    assert answered(way.cloud)[0] == "aaaa"
+    assert answered(way.cloud)[0][0] == "aaaa"
 
 
-FRAME: dict[str, Any] = {
-    "ids": [97],
-    "logprobs": [-0.5],
-    "stopped": False,
-    "cached": 1,
-    "computed": 1,
-    "seconds": 0.1,
-    "top": [[[97, -0.5]]],
-}
+WROTE = {"ids": [97], "logprobs": [-0.5], "stopped": False, "cached": 1, "computed": 1}
+FRAME: dict[str, Any] = {**WROTE, "seconds": 0.1, "top": [[[97, -0.5]]]}
 NO_NUMBERS = [float("nan"), float("inf"), float("-inf"), "1", True, [], {}]
 FRAMES: list[dict[str, Any]] = [
     *({"ids": [value]} for value in [-1, SIZE, 10**6, 1 << 31, 1 << 32, (1 << 64) - 1]),
@@ -185,29 +181,17 @@ FRAMES: list[dict[str, Any]] = [
 
 
 def test_every_bad_frame_of_a_gateway_is_a_failed_consult() -> None:
-    replied: list[dict[str, Any]] = [{}]
-
-    async def say(socket: web.WebSocketResponse, frame: FromDevice) -> None:
-        if not isinstance(frame, Ask):
-            return await politely(socket, frame)
-        values = (FRAME | replied[0]).values()
-        return await socket.send_bytes(msgspec.msgpack.encode([17, frame.ask, *values]))
-
-    fake = FakeGateway(say)
-    cloud = GatewayCloud(fake.url)
-    cloud.check_vocabulary(ByteTokenizer())
-    assert answered(cloud)[0] == "aaaa"
     wrong: dict[str, object] = {}
-    for kind in FRAMES:
-        replied[0] = kind
-        text, consults = answered(cloud)
-        if text != TEXT or consults[0].outcome != "protocol":
-            wrong[str(kind)[:60]] = (text, consults[0].outcome, consults[0].message)
-    assert wrong == {}
-    replied[0] = {}
-    assert answered(cloud)[0] == "aaaa"
-    cloud.close()
-    fake.close()
+    with closing(Telling(FRAME)) as fake, closing(GatewayCloud(fake.url)) as cloud:
+        cloud.check_vocabulary(ByteTokenizer())
+        for kind in FRAMES:
+            fake.fields = FRAME | kind
+            told, why = answered(cloud)
+            if told != failed("protocol"):
+                wrong[str(kind)[:60]] = (told, why)
+        assert wrong == {}
+        fake.fields = FRAME
+        assert answered(cloud)[0][0] == "aaaa"
 
 
 integers = st.integers(-10, 1 << 70)
@@ -227,14 +211,9 @@ meters = st.none() | integers
 def test_what_passes_the_check_can_be_trusted(
     ids: Any, logprobs: Any, top: Any, cached: Any, computed: Any, seconds: Any, asked: int
 ) -> None:
-    completion = Completion(
-        ids=ids,
-        logprobs=logprobs,
-        top=tuple(tuple(Candidate(*pair) for pair in one) for one in top),
-        cached=cached,
-        computed=computed,
-        engine_seconds=seconds,
-    )
+    meter = {"cached": cached, "computed": computed, "engine_seconds": seconds}
+    listed = tuple(tuple(Candidate(*pair) for pair in one) for one in top)
+    completion = Completion(ids=ids, logprobs=logprobs, top=listed, **meter)
     try:
         completion.validate(asked=asked, prompt=LENGTH, size=SIZE)
     except CloudProtocolError:
@@ -249,3 +228,97 @@ def test_what_passes_the_check_can_be_trusted(
     assert seconds is None or 0 <= seconds <= MOST_SECONDS
     # And it can travel.
     assert msgspec.msgpack.encode(completion)
+
+
+@pytest.fixture(params=DIALECTS)
+def engine(request: pytest.FixtureRequest) -> Iterator[ScriptedEngine]:
+    with closing(ScriptedEngine(dialect=request.param)) as made:
+        yield made
+
+
+def ending(reason: str) -> Twisted:
+    return Twisted(lambda writing: msgspec.structs.replace(writing, ended=reason))
+
+
+def replied(status: int, body: bytes = b"", **headers: str) -> Edited:
+    return Edited(
+        lambda _: body, status, {name.replace("_", "-"): headers[name] for name in headers}
+    )
+
+
+STREAM = b'data: {"choices":[{"index":0,"text":" a","finish_reason":null}]}\n\ndata: [DONE]\n\n'
+WRONG: dict[str, tuple[Misdeed, str]] = {
+    "content filter": (ending("content_filter"), "rejected"),
+    "tool call": (ending("tool_calls"), "rejected"),
+    "broken off": (ending("abort"), "unavailable"),
+    "a stream": (replied(200, STREAM, Content_Type="text/event-stream"), "protocol"),
+    "HTML of a proxy": (replied(502, b"<html>Bad gateway</html>"), "unavailable"),
+    "no room": (replied(429, b"slow down"), "unavailable"),
+    "no room for long": (replied(429, Retry_After="3600"), "unavailable"),
+    "the key expired": (replied(401), "refused"),
+    "the model went": (replied(404, b'{"error": "model not found"}'), "rejected"),
+    "not paid for": (replied(402), "rejected"),
+    "too long a prompt": (replied(400, b"too long"), "rejected"),
+    "a redirect": (replied(302, Location="/"), "rejected"),
+    "not allowed": (replied(403), "refused"),
+    "a fault of its own": (replied(500, b"oops"), "unavailable"),
+    "a broken connection": ("reset", "unavailable"),
+}
+OF_SERVERS = {"content filter", "tool call", "broken off"}
+"""What a llama-server never says."""
+
+
+def test_what_goes_wrong_is_a_reason_on_the_token(engine: ScriptedEngine) -> None:
+    for what, (fault, reason) in WRONG.items():
+        if what in OF_SERVERS and engine.speaks == "llama-server":
+            continue
+        with closing(open_engine(engine.url)) as cloud:
+            engine.fault = lambda number: None
+            cloud.check_vocabulary(ByteTokenizer())
+            engine.fault = lambda number, fault=fault: fault
+            told, why = answered(cloud)
+        assert (what, told) == (what, failed(reason))
+        assert "\n" not in str(why)
+
+
+@pytest.mark.parametrize(
+    ("status", "header", "busy", "sent"),
+    [
+        (429, "0.3", 1, 2),
+        (503, "0.3", 1, 2),
+        (429, "700", 9, 1),  # beyond the deadline it is not waited for
+        (429, "0", 9, 2),  # it is asked again once
+    ],
+)
+def test_who_says_when_is_asked_again_then(
+    engine: ScriptedEngine, status: int, header: str, busy: int, sent: int
+) -> None:
+    """Both times are reported, with what they sent."""
+    with closing(open_engine(engine.url)) as cloud:
+        cloud.check_vocabulary(ByteTokenizer())
+        first = engine.asked
+        fault = replied(status, Retry_After=header)
+        engine.fault = lambda number: fault if number < first + busy else None
+        counts, begun = Outgoing(), time.monotonic()
+        asked = cloud.open(Prompt(tuple(IDS))).ask(ConsultRequest(IDS, 1, 30, sent=counts))
+        if busy == 1:
+            assert asked.result().ids
+            assert time.monotonic() - begun >= float(header)
+        else:
+            with pytest.raises(CloudUnavailable) as refused:
+                asked.result()
+            assert refused.value.retry_after == float(header)
+        assert engine.asked == first + sent
+        assert counts.ids == sent * len(IDS)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        *[("0", 0.0), ("1", 1.0), (" 2.5 ", 2.5), ("120", 120.0)],
+        *[(None, None), ("", None), ("soon", None), ("-1", None), ("1e9", None), ("nan", None)],
+        *[("9" * 5000, None), ("١", None), ("\x00", None), ("Fri, 31 Dec 1999 23:59:59", None)],
+    ],
+)
+def test_what_the_header_says(header: str | None, seconds: float | None) -> None:
+    assert seconds_of(header) == seconds

@@ -5,16 +5,18 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgewise import Pair
 from edgewise.addresses import bundled
-from edgewise.errors import CloudError, CloudRefused, CloudRejected, CloudUnavailable
+from edgewise.errors import CloudRefused, CloudRejected, CloudUnavailable
 from tests.doubles.scripted_text import BUSY, ScriptedText, numbers
 from tests.llama_server_process import llama_server
 from tests.server_process import free_port, server_process
 
+Behind = tuple[dict[str, ScriptedText], str]
 LITELLM = os.environ.get("LITELLM_PYTHON")
 KEY = "sk-proxy"
 COUNT = "Count in words from one to ten."
@@ -35,7 +37,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def behind() -> Iterator[tuple[dict[str, ScriptedText], str]]:
+def behind() -> Iterator[Behind]:
     """The scripted APIs, and a llama-server's address."""
     with ExitStack() as stack:
         apis = {
@@ -48,42 +50,24 @@ def behind() -> Iterator[tuple[dict[str, ScriptedText], str]]:
 
 
 @pytest.fixture(scope="module")
-def proxy(
-    behind: tuple[dict[str, ScriptedText], str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def proxy(behind: Behind, tmp_path_factory: Any) -> Iterator[str]:
     apis, real = behind
-    serves = {name: (api.models[0], api.url) for name, api in apis.items()}
-    serves["real"] = ("cloud", real)
+    serves = {name: (api.models[0], {"api_base": f"{api.url}/v1"}) for name, api in apis.items()}
+    serves["real"] = ("cloud", {"api_base": f"{real}/v1"})
+    provider = {"api_key": "provider"}
     models = [
-        {
-            "model_name": name,
-            "litellm_params": {
-                "model": f"openai/{model}",
-                "api_base": f"{url}/v1",
-                "api_key": "provider",
-            },
-        }
-        for name, (model, url) in serves.items()
+        {"model_name": name, "litellm_params": {"model": f"openai/{model}", **at, **provider}}
+        for name, (model, at) in serves.items()
     ]
-    folder = tmp_path_factory.mktemp("litellm")
+    settings = {"router_settings": {"num_retries": 0}, "general_settings": {"master_key": KEY}}
+    folder, port = tmp_path_factory.mktemp("litellm"), free_port()
     # JSON is YAML.
-    (folder / "config.yaml").write_text(
-        json.dumps(
-            {
-                "model_list": models,
-                "router_settings": {"num_retries": 0},
-                "general_settings": {"master_key": KEY},
-            }
-        )
-    )
-    port = free_port()
+    (folder / "config.yaml").write_text(json.dumps({"model_list": models, **settings}))
     url = f"http://127.0.0.1:{port}"
     assert LITELLM is not None
+    command = [str(Path(LITELLM).with_name("litellm")), "--config", str(folder / "config.yaml")]
     with server_process(
-        [
-            *(str(Path(LITELLM).with_name("litellm")), "--config", str(folder / "config.yaml")),
-            *("--host", "127.0.0.1", "--port", str(port)),
-        ],
+        [*command, "--host", "127.0.0.1", "--port", str(port)],
         f"{url}/health/liveliness",
         log=folder / "log",
         seconds=300,
@@ -130,9 +114,7 @@ def test_the_words_of_the_cloud_are_written(proxy: str, model: str, engine: str)
 
 
 @pytest.mark.parametrize("engine", ["chat", "completions"])
-def test_a_real_engine_behind_it_writes_what_it_writes_alone(
-    proxy: str, behind: tuple[dict[str, ScriptedText], str], engine: str
-) -> None:
+def test_a_real_engine_behind_it_writes_as_alone(proxy: str, behind: Behind, engine: str) -> None:
     texts: list[str] = []
     for url, model in ((proxy, "real"), (behind[1], "cloud")):
         tokenizer = str(bundled("cloud")) if engine == "completions" else None
@@ -154,15 +136,13 @@ def test_a_real_engine_behind_it_writes_what_it_writes_alone(
     ],
 )
 def test_a_wrong_key_or_model_is_refused(
-    proxy: str, model: str, key: str | None, error: type[CloudError]
+    proxy: str, model: str, key: str | None, error: type
 ) -> None:
     with pytest.raises(error):
         pair(proxy, model, "chat", key=key)
 
 
-def test_an_answer_goes_on_where_a_limit_is_reached_in_it(
-    proxy: str, behind: tuple[dict[str, ScriptedText], str]
-) -> None:
+def test_an_answer_goes_on_beyond_a_limit(proxy: str, behind: Behind) -> None:
     with pair(proxy, "limited", "chat") as opened:
         behind[0]["limited"].fault = lambda number: BUSY
         answer = opened.ask(COUNT)

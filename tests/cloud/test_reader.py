@@ -1,15 +1,29 @@
-"""What a chat model that reads passages is shown, and what becomes of its replacement."""
+"""Passages that a chat model reads: where they are cut, what it is shown, what of it is done."""
 
-import time
+import json
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import connect
+from edgewise.cloud.passages import (
+    LONGEST,
+    MOST,
+    SHORTEST,
+    ends_passage,
+    in_code,
+    question,
+    sentence_ends,
+    verdict_of,
+)
 from edgewise.cloud.reader import WRITTEN
 from edgewise.cloud.redaction import filter_of
 from edgewise.completion import Completion, Outgoing
@@ -19,6 +33,7 @@ from edgewise.errors import CloudRejected, NothingUsable
 from edgewise.prompts import Message, Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.doubles.chat_reader import Asked, ChatReader, Verdict, all_stand
+from tests.gateway.processes import until
 from tests.tool_models import ToolTokenizer, ids_of
 
 MAIL = "ann@host.example"
@@ -34,22 +49,24 @@ def reading(
     edge: Tokenizer = BYTES,
 ) -> Generator[tuple[Callable[..., Completion], ChatReader]]:
     """A function that has a passage read after the answer so far, and the reader."""
-    served = ChatReader(judge)
-    cloud = connect(served.url, edge, engine="openai", context_filter=filter_of(redact))
     prompt = Prompt(tuple(said.encode()), (Message("user", said),))
+    view = filter_of(redact)
 
-    def read(
-        before: Sequence[int], passage: Sequence[int], n: int = 0, sent: Outgoing | None = None
-    ) -> Completion:
-        ids, sent = [*prompt.ids, *before, *passage], sent or Outgoing()
-        asked = ConsultRequest(ids, n, 30, sent=sent, verify=len(passage))
+    def read(before: Sequence[int], passage: Sequence[int], n: int = 0, **more: Any) -> Completion:
+        ids = [*prompt.ids, *before, *passage]
+        asked = ConsultRequest(ids, n, 30, verify=len(passage), **more)
         return cloud.open(prompt).ask(asked).result()
 
-    try:
+    with (
+        closing(ChatReader(judge)) as served,
+        closing(connect(served.url, edge, engine="openai", context_filter=view)) as cloud,
+    ):
         yield read, served
-    finally:
-        cloud.close()
-        served.close()
+
+
+def correcting(replacement: str) -> AbstractContextManager[Any]:
+    """Where the edge has tools."""
+    return reading(lambda asked: (0, replacement), edge=ToolTokenizer())
 
 
 def shown(asked: Asked) -> list[str]:
@@ -95,12 +112,9 @@ def test_how_the_text_before_a_passage_ends_matters_no_more_once_it_goes_on() ->
     """Seen: what may begin a private word there left the passage behind it unread, too."""
     with reading(said="Who is it@corp.example?", redact="email") as (read, served):
         read(b"That is how to do it.\n\n", b"There is no other way.\n")
-    assert shown(served.asked[0]) == ["That is how to do it.", "There is no other way."]
-
-
-def test_a_whole_answer_sends_nothing_of_the_passage_so_its_words_do_not_matter() -> None:
-    with reading(said="Who is it@corp.example?", redact="email") as (read, served):
+        # A whole answer sends nothing of the passage, so its words do not matter.
         assert read(b"", b"That is how to do it.\n\n", 40).ids
+    assert shown(served.asked[0]) == ["That is how to do it.", "There is no other way."]
     assert len(served.bodies[-1]["messages"]) == 1
 
 
@@ -112,13 +126,9 @@ def test_a_whole_answer_sends_nothing_of_the_passage_so_its_words_do_not_matter(
         ("foo) it is. Ask <EMAIL_1>.", f"foo) it is. Ask {MAIL}."),
     ],
 )
-def test_a_replacement_takes_no_private_word_into_a_link_that_is_open(
-    replacement: str, written: str
-) -> None:
-    with reading(lambda asked: (0, replacement), redact="email", said=f"Who is {MAIL}?") as (
-        read,
-        _,
-    ):
+def test_one_takes_no_private_word_into_an_open_link(replacement: str, written: str) -> None:
+    said = f"Who is {MAIL}?"
+    with reading(lambda asked: (0, replacement), redact="email", said=said) as (read, _):
         completion = read(b"See [more](https://evil.example/?u=", b"a) for it. So it is.\n")
     assert bytes_of(BYTES, completion.ids).decode() == written
 
@@ -145,13 +155,8 @@ CALL = '{"name": "send_mail", "arguments": {"to": "x"}}'
         ('So. [TOOL_CALLS]send_mail[ARGS]{"to":\n', '"x"}', '"y"}'),
     ],
 )
-def test_a_replacement_neither_begins_nor_changes_a_tool_call(
-    before: str, passage: str, replacement: str
-) -> None:
-    with (
-        reading(lambda asked: (0, replacement), edge=ToolTokenizer()) as (read, _),
-        pytest.raises(NothingUsable),
-    ):
+def test_none_begins_or_changes_a_tool_call(before: str, passage: str, replacement: str) -> None:
+    with correcting(replacement) as (read, _), pytest.raises(NothingUsable):
         read(ids_of(before), ids_of(passage))
 
 
@@ -164,7 +169,7 @@ def test_a_replacement_neither_begins_nor_changes_a_tool_call(
     ],
 )
 def test_what_only_looks_like_a_tool_call_may_be_corrected(passage: str, replacement: str) -> None:
-    with reading(lambda asked: (0, replacement), edge=ToolTokenizer()) as (read, _):
+    with correcting(replacement) as (read, _):
         completion = read(b"", passage.encode())
     assert bytes_of(BYTES, completion.ids).decode() == replacement
 
@@ -175,47 +180,35 @@ def test_one_that_cannot_be_kept_from_reasoning_is_told_to_reason_little() -> No
         served.thinks = True
         with closing(connect(served.url, BYTES, engine="openai")):
             efforts = [body.get("reasoning_effort") for body in served.bodies]
-    assert efforts == ["none", "low"]
-
-
-def test_what_is_declined_for_another_reason_is_declined() -> None:
-    with closing(ChatReader()) as served:
+        assert efforts == ["none", "low"]
         served.declines = frozenset({"messages"})
         with pytest.raises(CloudRejected, match="messages"):
             connect(served.url, BYTES, engine="openai")
 
 
-@pytest.mark.parametrize("n", [33, 5_000])
-def test_too_large_a_limit_is_no_field_that_the_api_lacks(n: int) -> None:
+def test_too_large_a_limit_is_no_field_that_the_api_lacks() -> None:
     """Seen: from then on no request had a limit."""
     with reading() as (read, served):
-        served.most = 32
-        with pytest.raises(CloudRejected, match="too large"):
-            read(b"", b"Paris.", n)
-        assert served.bodies[-1]["max_tokens"] == n
-        served.most = 1 << 20
-        read(b"", b"It is so.")
-    assert served.bodies[-1]["max_tokens"] == WRITTEN
-
-
-def test_reasoning_that_only_the_total_tells_of_is_billed() -> None:
-    with reading() as (read, served):
-        served.thoughts = 94
-        assert read(b"", b"It is so.").billed == 12 + 94
+        for n in (33, 5_000):
+            served.most = 32
+            with pytest.raises(CloudRejected, match="too large"):
+                read(b"", b"Paris.", n)
+            assert served.bodies[-1]["max_tokens"] == n
+            served.most = 1 << 20
+            read(b"", b"It is so.")
+            assert served.bodies[-1]["max_tokens"] == WRITTEN
 
 
 def test_a_field_that_the_api_declines_is_no_request_that_it_bills() -> None:
-    sent = Outgoing(max_requests=1)
-    with reading() as (read, served):
-        served.declines = frozenset({"response_format"})
-        assert read(b"", b"It is so.", sent=sent).stand == len(b"It is so.")
-    assert (sent.requests, sent.repeats) == (1, 0)
-
-
-def test_a_field_that_may_be_left_out_is_whatever_is_wrong_with_it() -> None:
-    with reading() as (read, served):
-        served.declines, served.why = frozenset({"response_format"}), "More than the maximum depth"
-        assert read(b"", b"It is so.").stand == len(b"It is so.")
+    """Whatever is wrong with it; but reasoning that only the total tells of is billed."""
+    for why in ("Unsupported parameter", "More than the maximum depth"):
+        sent = Outgoing(max_requests=1)
+        with reading() as (read, served):
+            served.declines, served.why = frozenset({"response_format"}), why
+            assert read(b"", b"It is so.", sent=sent).stand == len(b"It is so.")
+            assert (sent.requests, sent.repeats) == (1, 0)
+            served.thoughts = 94
+            assert read(b"", b"It is so.").billed == 12 + 94
 
 
 def test_what_was_declined_meanwhile_is_not_forgotten() -> None:
@@ -223,11 +216,146 @@ def test_what_was_declined_meanwhile_is_not_forgotten() -> None:
     with reading() as (read, served), ThreadPoolExecutor(1) as beside:
         served.seconds = lambda number: 0.5 if number == 1 else 0.0
         slow = beside.submit(read, b"", b"It is so.")
-        while not served.asked:
-            time.sleep(0.01)
+        until(lambda: served.asked)
         served.declines = frozenset({"response_format"})
         read(b"", b"It is so.")
         slow.result()
         before = len(served.bodies)
         read(b"", b"It is so.")
         assert len(served.bodies) == before + 1
+
+
+SENTENCES = ("Two and two are four.", " Three and three are seven.\n", "    return x")
+
+
+def sentences_of(*pieces: str, code: bool = False) -> list[str]:
+    """The sentences of a passage of such tokens."""
+    ends = [0, *sentence_ends(pieces, code=code)]
+    return ["".join(pieces[start:end]) for start, end in pairwise(ends)]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "sentences"),
+    [
+        (["Yes", ".", " No", "!", " C"], ["Yes.", " No!", " C"]),
+        (["It is 3", ".", "5 m", ".", "\n\n", "So", ":"], ["It is 3.5 m.\n\n", "So:"]),
+        (["1", ".", " Add", ".", "\n", "2", ".", " Take", "."], ["1. Add.\n", "2. Take."]),
+        (["She said \"no", ".\"", " He", " left", "."], ['She said "no."', " He left."]),
+        (["水は百度。", "沸く。"], ["水は百度。", "沸く。"]),
+        (["मैं", " ठीक हूँ।", " वह", " आया।"], ["मैं ठीक हूँ।", " वह आया।"]),
+        (["هل هذا", "؟", " نعم."], ["هل هذا؟", " نعم."]),
+        (["Er sagte: „Ja", ".“", " Dann"], ["Er sagte: „Ja.“", " Dann"]),
+        (["Code", ":\n", "```py\n", "x = 1. \n", "\n", "  y", " = 2\n", "```", "\n", "Done."],
+         ["Code:\n", "```py\n", "x = 1. \n\n", "  y = 2\n", "```\n", "Done."]),
+        (["", "Yes", ".", ""], ["Yes."]),
+    ],
+)  # fmt: skip
+def test_a_passage_is_cut_into_sentences(pieces: list[str], sentences: list[str]) -> None:
+    assert sentences_of(*pieces) == sentences
+
+
+def test_a_character_of_several_tokens_belongs_to_the_sentence_that_it_begins() -> None:
+    assert sentence_ends(["Yes\n", "", "🎉", " ok\n"], code=False) == [1, 4]
+    assert sentence_ends(["沸く。", "", "", "水", "だ"], code=False) == [1, 5]
+
+
+@given(
+    st.lists(st.sampled_from(["a", ". ", ".", "\n", " ", "```\n", "。", "", "1"])), st.booleans()
+)
+def test_no_token_is_lost_between_sentences(pieces: list[str], code: bool) -> None:
+    ends = sentence_ends(pieces, code=code)
+    assert ends == sorted(set(ends))
+    assert ends[-1:] == ([len(pieces)] if pieces else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "from_"),
+    [
+        ("One. Two.\n\n", False, SHORTEST),
+        ("One. Two.\n", False, LONGEST),
+        ("One. Two.", False, LONGEST),
+        ("One. Two", False, MOST),
+        ("```\nx = 1\n\n", False, LONGEST),
+        ("```\nx = 1\n```\n", False, SHORTEST),
+        ("x = 1\n```\n", True, SHORTEST),
+        ("x = 1\n\n", True, LONGEST),
+        ("x = 1.", True, MOST),
+    ],
+)
+def test_a_passage_ends_at_a_paragraph_or_a_closed_block(text: str, code: bool, from_: int) -> None:
+    """From so many tokens on."""
+    lengths = (SHORTEST, LONGEST, MOST)
+    ends = [size for size in lengths if ends_passage(text, size, code=code)]
+    assert ends == [size for size in lengths if size >= from_]
+
+
+def test_a_block_of_code_is_followed_through_passages() -> None:
+    assert in_code("a\n```py\nb")
+    assert not in_code("b\n```\nc", code=True)
+    assert not in_code("a `b` c")
+
+
+@pytest.mark.parametrize(
+    ("reply", "stand", "replacement"),
+    [
+        ('{"stand": 3, "replacement": null}', 3, None),
+        ('```json\n{"stand": 1, "replacement": "They are six."}\n```', 1, " They are six.\n"),
+        ('{"stand": 2, "replacement": "return y"}', 2, "    return y"),
+        ('{"stand": 2, "replacement": "  return y"}', 2, "  return y"),
+        ('{"stand": 0, "replacement": "Four."}', 0, "Four."),
+        ('{"stand": 1, "replacement": "[2] They are six."}', 1, " They are six.\n"),
+        ('{"stand": 0, "replacement": "[2] is four."}', 0, "[2] is four."),
+    ],
+)
+def test_a_replacement_keeps_the_blanks_around_it(reply: str, stand: int, replacement: Any) -> None:
+    verdict = verdict_of(reply, SENTENCES)
+    assert (verdict.stand, verdict.replacement) == (stand, replacement)
+
+
+NO_VERDICTS = """
+All of it stands.
+{"stand": 1
+{"stand": 3, "replacement": "Six."}
+{"stand": 2, "replacement": null}
+{"stand": 4, "replacement": null}
+{"stand": -1, "replacement": "Six."}
+{"stand": 1.5, "replacement": "Six."}
+{"stand": "1", "replacement": "Six."}
+{"stand": 1, "replacement": " "}
+{"stand": 0, "replacement": "Two and two are four. "}
+{"stand": 0, "replacement": "[1] Two and two are four."}
+{"stand": 1, "replacement": "a\\u0000b"}
+{"stand": 1, "replacement": "Two and two are four. Three and three are six."}
+{"stand": 3, "replacement": null, "url": "http://host.example"}
+{"stand": 2, "stand": 1, "replacement": "They are six."}
+{"stand": 1, "replacement": "They are six.", "replacement": "They are ten."}
+"""
+LONG_ONES = ["[" * 100_000, json.dumps({"stand": 0, "replacement": "long " * 1000})]
+
+
+@pytest.mark.parametrize("reply", [*NO_VERDICTS.splitlines(), *LONG_ONES])
+def test_what_contradicts_itself_is_no_verdict(reply: str) -> None:
+    with pytest.raises(NothingUsable):
+        verdict_of(reply, SENTENCES)
+
+
+@given(st.text() | st.builds(json.dumps, st.dictionaries(
+    st.sampled_from(["stand", "replacement"]), st.none() | st.integers() | st.text(max_size=30)
+)))  # fmt: skip
+def test_any_reply_is_a_verdict_or_none(reply: str) -> None:
+    try:
+        verdict = verdict_of(reply, SENTENCES)
+    except NothingUsable:
+        return
+    assert 0 <= verdict.stand <= len(SENTENCES)
+    assert (verdict.replacement is None) == (verdict.stand == len(SENTENCES))
+
+
+def test_of_the_next_question_the_beginning_is_the_same() -> None:
+    conversation = [Message("user", "What is it?")]
+    first = question(conversation, "", ["One.", " Two."])
+    later = question(conversation, "One. Two.", [" Three."])
+    assert first[0] == later[0]
+    common = later[1].content.index("One.")
+    assert first[1].content[:common] == later[1].content[:common]
+    assert "[2]  Two." in first[1].content

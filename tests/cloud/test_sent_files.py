@@ -38,9 +38,7 @@ NOT_ONES_OWN = [
 
 
 @pytest.mark.parametrize("make", NOT_ONES_OWN)
-def test_only_a_file_of_ones_own_is_written_to(
-    tmp_path: Path, make: Callable[[Path], None]
-) -> None:
+def test_only_ones_own_file_is_written_to(tmp_path: Path, make: Callable[[Path], None]) -> None:
     """A pipe would be waited for, a link leads to another's file, and its owner reads another's."""
     path = tmp_path / "sent.jsonl"
     make(path)
@@ -61,6 +59,8 @@ def test_a_file_that_others_could_read_is_for_its_owner(tmp_path: Path, kind: An
     if kind is DailyTotal:
         file.add("2026-01-01", "", Decimal(1))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(UsageError, match="for what is sent cannot be written"):
+        Pair(ScriptedEdge(noise()), cloud="none", sent_file=tmp_path / "no" / "file.jsonl")
 
 
 def test_answers_at_once_mix_nothing(tmp_path: Path) -> None:
@@ -92,8 +92,3 @@ def test_a_message_that_was_cut_off_takes_no_other_with_it(tmp_path: Path) -> No
     record.answer(Prompt((1,)), "http://h", ByteTokenizer()).consult([1]).add(1, b"{}")
     _, last = path.read_bytes().splitlines()
     assert json.loads(last)["body"] == "{}"
-
-
-def test_payloads_that_can_never_be_written_are_refused_first(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="for what is sent cannot be written"):
-        Pair(ScriptedEdge(noise()), cloud="none", sent_file=tmp_path / "no" / "file.jsonl")

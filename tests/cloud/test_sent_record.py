@@ -5,7 +5,6 @@ import errno
 import os
 import random
 import stat
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -39,7 +38,8 @@ from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.completing import completing
 from tests.doubles.engine_dialects import DIALECTS, Dialect
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
-from tests.doubles.scripted_text import ScriptedText, TextMisdeed, numbers
+from tests.doubles.scripted_text import ScriptedText, numbers
+from tests.gateway.processes import until
 from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.pocket_models import OTHER
@@ -57,23 +57,19 @@ TEXT_DIALECTS = (
 
 @dataclass
 class Wired:
-    """A cloud behind a proxy that keeps what crosses, and the record beside it."""
+    """A cloud behind a proxy that keeps what crosses, and the record beside it.
+
+    What a vocabulary check sends is the same whoever asks what: `fixed`.
+    """
 
     cloud: CloudModel
     recorder: Recorder
     record: SentRecord
     engine: ScriptedEngine
-    fixed: frozenset[bytes] = frozenset()
-
-    def check(self) -> "Wired":
-        """What a vocabulary check sends is the same whoever asks what."""
-        self.cloud.check_vocabulary(ByteTokenizer())
-        self.fixed = frozenset(one for one in self.recorder.messages if one[:1] == b"{")
-        self.recorder.forget()
-        return self
+    fixed: frozenset[bytes]
 
     def answered(
-        self, messages: list[Message], *, seed: int = 0, deadline: float = 60.0, ahead: int = 4
+        self, *messages: Message, seed: int = 0, deadline: float = 60.0, ahead: int = 4
     ) -> list[Event]:
         """The events of an answer that consults and prefetches much, and goes other ways."""
         decoder = Decoder(
@@ -83,7 +79,7 @@ class Wired:
             cloud=self.cloud,
             record=self.record,
         )
-        prompt = prompt_of(decoder.edge.tokenizer, messages)
+        prompt = prompt_of(decoder.edge.tokenizer, messages or [QUESTION])
         with decoder.stream(prompt, max_tokens=40) as events:
             return list(events)
 
@@ -95,66 +91,61 @@ class Wired:
             if message not in self.fixed and tuple(ids_of(message)) not in FIXED
         ]
 
-    def crossed(self) -> SentCounts:
+    def crossed(self) -> tuple[int, int]:
         """By the proxy: bytes and ids."""
         messages = self.messages()
-        return SentCounts(
-            bytes=sum(map(len, messages)), tokens=sum(len(ids_of(one)) for one in messages)
-        )
+        return sum(map(len, messages)), sum(len(ids_of(one)) for one in messages)
+
+    def told(self) -> tuple[int, int]:
+        sums = [one.sums for one in self.record.answers()]
+        return sum(one.bytes for one in sums), sum(one.tokens for one in sums)
 
     def require_equal(self) -> None:
         """The record's sums are the proxy's, once stragglers have arrived."""
-        end = time.monotonic() + 60
-        while (told := self.told()) != (crossed := self.crossed()):
-            assert time.monotonic() < end, (told, crossed)
-            time.sleep(0.02)
-
-    def told(self) -> SentCounts:
-        sums = [one.sums for one in self.record.answers()]
-        return SentCounts(bytes=sum(s.bytes for s in sums), tokens=sum(s.tokens for s in sums))
+        until(lambda: self.told() == self.crossed())
 
 
 @pytest.fixture(params=[*DIALECTS, "gateway"])
 def wired(request: pytest.FixtureRequest) -> Iterator[Wired]:
     name = request.param
     dialect: Dialect = name if name in DIALECTS else "llama-server"
-    engine = ScriptedEngine(dialect=dialect)
     with ExitStack() as stack:
-        stack.callback(engine.close)
-        target = engine.url
-        if name == "gateway":
-            target = stack.enter_context(gateway([engine.url])).url
+        engine = stack.enter_context(closing(ScriptedEngine(dialect=dialect)))
+        behind = name == "gateway"
+        target = stack.enter_context(gateway([engine.url])).url if behind else engine.url
         recorder = stack.enter_context(recording(target))
         cloud = stack.enter_context(closing(open_engine(recorder.url, engine=name)))
-        yield Wired(cloud, recorder, SentRecord(), engine).check()
+        cloud.check_vocabulary(ByteTokenizer())
+        fixed = frozenset(one for one in recorder.messages if one[:1] == b"{")
+        recorder.forget()
+        yield Wired(cloud, recorder, SentRecord(), engine, fixed)
 
 
 def test_the_record_is_what_crossed_the_socket(wired: Wired) -> None:
     conversation = [QUESTION]
     for turn in range(3):
         before = wired.told()
-        events = wired.answered(conversation, seed=turn)
+        events = wired.answered(*conversation, seed=turn)
         wired.require_equal()
         (end,) = (event for event in events if isinstance(event, Finished))
         assert end.usage.sent.host == wired.recorder.url.removeprefix("http://")
         assert end.usage.sent.bytes > 0
         # But for consults that were given up as they left, and words that they were.
         late = FLIGHTS * (end.usage.prompt_tokens + end.usage.edge_tokens + end.usage.cloud_tokens)
-        assert 0 <= wired.told().tokens - before.tokens - end.usage.sent.tokens <= late
-        assert 0 <= wired.told().bytes - before.bytes - end.usage.sent.bytes < 20 * late
+        size, tokens = (now - then for now, then in zip(wired.told(), before, strict=True))
+        assert 0 <= tokens - end.usage.sent.tokens <= late
+        assert 0 <= size - end.usage.sent.bytes < 20 * late
         for told in (event for event in events if isinstance(event, Consult)):
             assert told.host == end.usage.sent.host
         conversation += [Message("assistant", f"As I said, {turn}."), Message("user", "And?")]
     assert len({one.conversation for one in wired.record.answers()}) == 1
     assert len({one.answer for one in wired.record.answers()}) == 3
-
-
-def test_what_begins_alike_is_one_conversation_until_it_is_forgotten(wired: Wired) -> None:
+    # What begins alike is one conversation until it is forgotten.
     for forgets in (False, False, True):
         if forgets:
             wired.record.forget()
-        wired.answered([QUESTION], seed=1, ahead=0)
-    first, second, third = (one.conversation for one in wired.record.answers())
+        wired.answered(seed=1, ahead=0)
+    first, second, third = (one.conversation for one in wired.record.answers()[3:])
     assert first == second != third
 
 
@@ -163,7 +154,7 @@ def test_whatever_goes_wrong_is_in_the_record(wired: Wired, how: Misdeed) -> Non
     wrong = random.Random(7)
     wired.engine.fault = lambda number: how if wrong.random() < 0.4 else None
     for seed in range(3):
-        wired.answered([QUESTION], seed=seed, deadline=0.2)
+        wired.answered(seed=seed, deadline=0.2)
     wired.require_equal()
 
 
@@ -174,11 +165,10 @@ def payloads_in(path: Path) -> list[dict[str, Any]]:
 def test_payloads_are_every_message_as_it_left(wired: Wired, tmp_path: Path) -> None:
     path = tmp_path / "sent.jsonl"
     wired.record = SentRecord(payloads=PayloadsFile(path))
-    wired.answered([QUESTION])
+    wired.answered()
     wired.cloud.close()
-    crossed = wired.messages()
+    crossed, lines = wired.messages(), payloads_in(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    lines = payloads_in(path)
     written = [
         line["body"].encode() if "body" in line else base64.b64decode(line["base64"])
         for line in lines
@@ -187,10 +177,10 @@ def test_payloads_are_every_message_as_it_left(wired: Wired, tmp_path: Path) -> 
     assert not Counter(written) - Counter(crossed)
     assert len(crossed) - len(written) == isinstance(wired.cloud, GatewayCloud)
     assert QUESTION.content in lines[0]["text"]
-    assert sum(line["bytes"] for line in lines) == wired.told().bytes
+    assert sum(line["bytes"] for line in lines) == wired.told()[0]
 
 
-def test_a_disk_that_fills_in_mid_answer_lets_nothing_more_out(
+def test_a_disk_that_fills_lets_nothing_more_out(
     wired: Wired, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, left, write = tmp_path / "sent.jsonl", 3, os.write
@@ -203,19 +193,17 @@ def test_a_disk_that_fills_in_mid_answer_lets_nothing_more_out(
         return write(descriptor, data)
 
     monkeypatch.setattr(os, "write", full)
-    wired.answered([QUESTION])
+    wired.answered()
     monkeypatch.undo()
     wired.cloud.close()
     lines = payloads_in(path)
     assert len(lines) == 3
-    assert sum(one["tokens"] for one in lines) == wired.crossed().tokens
+    assert sum(one["tokens"] for one in lines) == wired.crossed()[1]
 
 
 @pytest.mark.parametrize("how", [None, "hang", "reset"])
 @pytest.mark.parametrize("dialect", TEXT_DIALECTS)
-def test_the_record_of_text_is_what_crossed_the_socket(
-    dialect: str, how: TextMisdeed | None, tmp_path: Path
-) -> None:
+def test_the_record_of_text_is_what_crossed(dialect: str, how: Any, tmp_path: Path) -> None:
     wrong, question = random.Random(7), Message("user", "Count from one, café by café.")
     edge, prompt = ByteTokenizer(), prompt_of(ByteTokenizer(), [question])
     record = SentRecord(payloads=PayloadsFile(tmp_path / "sent.jsonl"))
@@ -231,12 +219,7 @@ def test_the_record_of_text_is_what_crossed_the_socket(
                 record=record,
             )
             decoder.generate(prompt, max_tokens=60)
-            end = time.monotonic() + 60
-            while sum(one.sums.bytes for one in record.answers()) != sum(
-                map(len, recorder.messages)
-            ):
-                assert time.monotonic() < end
-                time.sleep(0.02)
+            until(lambda: sum(one.sums.bytes for one in record.answers()) == recorder.size)
         payloads = payloads_in(tmp_path / "sent.jsonl")
         bodies = sorted(one["body"].encode() for one in payloads)
         assert bodies == sorted(recorder.messages)
@@ -244,13 +227,12 @@ def test_the_record_of_text_is_what_crossed_the_socket(
 
 
 def test_where_nothing_is_reached_nothing_is_recorded() -> None:
-    cloud = LlamaServer(f"http://127.0.0.1:{free_port()}")
-    decoder = Decoder(ScriptedEdge(noise()), router=Random(), policy=Policy(), cloud=cloud)
-    answer = decoder.generate(list(b"sky: "), max_tokens=20)
+    with closing(LlamaServer(f"http://127.0.0.1:{free_port()}")) as cloud:
+        decoder = Decoder(ScriptedEdge(noise()), router=Random(), policy=Policy(), cloud=cloud)
+        answer = decoder.generate(list(b"sky: "), max_tokens=20)
     assert answer.usage.failed_calls > 0
     assert answer.usage.sent == SentCounts()
     assert decoder.record.answers() == []
-    cloud.close()
 
 
 @pytest.mark.deep

@@ -4,7 +4,7 @@ Before that, what a few requests tell of an API: whether it continues, and what 
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import hypothesis.strategies as st
@@ -19,8 +19,8 @@ from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.redaction import filter_of
 from edgewise.completion import Completion
 from edgewise.edge.base import Floats
-from edgewise.engines.base import NOBODY, Described
-from edgewise.engines.text import TextContinuation
+from edgewise.engines.base import NOBODY, Client, Described
+from edgewise.engines.text import TextContinuation, TextEngine, TextRequest
 from edgewise.errors import (
     CloudProtocolError,
     CloudRejected,
@@ -28,14 +28,80 @@ from edgewise.errors import (
     NothingUsable,
     VocabularyMismatch,
 )
-from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Message, Prompt
 from edgewise.routers.untrained import Random
+from edgewise.servers.chat import ChatServer
 from edgewise.testing.scripted_edge import EOS, SIZE, ByteTokenizer, ScriptedEdge
-from tests.cloud.text_engine import Speaks, TextDouble, writing
 from tests.doubles.completing import completing
 from tests.doubles.wrapped_cloud import NeverOpen
+
+Speaks = Callable[[str], str]
+"""From an answer so far to what a model goes on with, to its end."""
+
+PER_TOKEN = 4
+
+
+def writing(text: str) -> Speaks:
+    """The rest of a text where it was begun, else its own words."""
+
+    def speaks(answer: str) -> str:
+        begun = answer.removeprefix("= # ")
+        own = f" and so on, {len(answer)} times"
+        return text[len(begun) :] if text.startswith(begun) else own
+
+    return speaks
+
+
+counting = writing("one two three four five six seven eight nine ten")
+
+
+class TextDouble(TextEngine):
+    """Goes on as `speaks` says; a token is four characters.
+
+    `asked` are the answers that it was sent. It repeats them (`echoes`), begins anew (`restarts`),
+    loses blanks before replies (`strips`) and behind what it is sent (`trims`). It `reasons` if it
+    can go on inside of a block of reasoning.
+    """
+
+    def __init__(self, speaks: Speaks = counting, **habits: bool) -> None:
+        super().__init__(ChatServer(name="double"), "http://double.example")
+        self.speaks, self.habits = speaks, {name for name, has in habits.items() if has}
+        self.fault: Callable[[int], Exception | None] = lambda number: None
+        self.reply: TextContinuation | None = None
+        self.asked: list[str] = []
+        self.told: list[tuple[Message, ...]] = []
+        self.described = Described("double")
+        self.closed, self.metered = False, True
+
+    async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
+        messages, answer, n, *_ = request
+        self.asked.append(answer)
+        self.told.append(tuple(messages))
+        if client.sent is not None:
+            client.sent.add(0, answer.encode())
+        if error := self.fault(len(self.asked) - 1):
+            raise error
+        if self.reply is not None:
+            return self.reply
+        trimmed = answer.rstrip() if "trims" in self.habits else answer
+        rest = self.speaks("" if "restarts" in self.habits else trimmed)
+        text, ended = rest[: PER_TOKEN * n], len(rest) <= PER_TOKEN * n
+        if "strips" in self.habits:
+            text = text.lstrip()
+        whole = answer + text if "echoes" in self.habits else text
+        size = len(answer) // PER_TOKEN
+        counts = (size, size // 2, -(-len(text) // PER_TOKEN)) if self.metered else (None,) * 3
+        return TextContinuation(whole, ended, *counts)
+
+    async def describe(self) -> Described:
+        return self.described
+
+    async def close(self) -> None:
+        self.closed = True
+        await super().close()
+
 
 EDGE = ByteTokenizer()
 ASKED = "sky? "
@@ -63,30 +129,23 @@ def test_words_come_whole_and_blanks_once() -> None:
         completion = ask(cloud, "so")
         # Who tells no usage has written no more than was asked for.
         assert (completion.billed, completion.cached, completion.computed) == (8, None, None)
-
-
-def test_a_long_word_is_asked_for_again_with_what_came() -> None:
-    word = "incomprehensibilitieswithoutanyend" * 2
-    engine = TextDouble(writing(f"{word} all"))
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        # A long word is asked for again with what came.
+        word = "incomprehensibilitieswithoutanyend" * 2
+        engine.speaks, engine.asked = writing(f"{word} all"), []
         assert wording(ask(cloud, "")) == word
         assert engine.asked == ["", word[:32], word[:64]]
         engine.speaks = lambda answer: "x" * 500
         with pytest.raises(CloudRejected, match="no whole word in 32 tokens"):
             ask(cloud, "")
-
-
-@pytest.mark.parametrize(
-    ("text", "error"), [("so it is not, as you know", NothingUsable), ("", CloudRejected)]
-)
-def test_a_reply_that_is_none_is_refused(text: str, error: type[Exception]) -> None:
-    class Says(TextDouble):
-        async def complete(self, request, client=NOBODY):  # type: ignore[no-untyped-def]
-            await super().complete(request, client)
-            return TextContinuation(text=text, ended=False)
-
-    with closing(TextCloud(Says(), edge=EDGE)) as cloud, pytest.raises(error):
-        ask(cloud, "so it is not, as you know, what it was")
+        # A prompt that is no messages goes as its text.
+        engine.speaks, engine.told = writing(f"{ASKED}so it is."), []
+        assert wording(ask(cloud, "so", prompt=Prompt(PROMPT.ids))) == " it"
+        assert engine.told == [()]
+        begun = "so it is not, as you know"
+        for text, error in ((begun, NothingUsable), ("", CloudRejected)):
+            engine.reply = TextContinuation(text=text, ended=False)
+            with pytest.raises(error):
+                ask(cloud, f"{begun}, what it was")
 
 
 class Calling(ByteTokenizer):
@@ -114,17 +173,6 @@ def test_a_call_that_begins_with_a_control_token_is_told_no_private_word() -> No
         assert not any("hunter2x" in one.content for told in engine.told for one in told)
 
 
-def test_one_that_does_not_echo_any_more_is_refused() -> None:
-    engine = TextDouble(echoes=True)
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        cloud.check_vocabulary(EDGE)
-        assert cloud.capabilities.echoes
-        assert wording(ask(cloud, "one")) == " two"
-        engine.echoes = False
-        with pytest.raises(CloudProtocolError):
-            ask(cloud, "one two")
-
-
 def test_the_proof_says_how_it_goes_on() -> None:
     engine = TextDouble(trims=True)
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
@@ -138,11 +186,22 @@ def test_the_proof_says_how_it_goes_on() -> None:
     assert engine.closed
 
 
+def test_one_that_does_not_echo_any_more_is_refused() -> None:
+    engine = TextDouble(echoes=True)
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        cloud.check_vocabulary(EDGE)
+        assert cloud.capabilities.echoes
+        assert wording(ask(cloud, "one")) == " two"
+        engine.habits = set()
+        with pytest.raises(CloudProtocolError):
+            ask(cloud, "one two")
+
+
 def test_one_that_was_gone_may_come_back_as_another() -> None:
     """It is probed before its words are taken."""
     down: set[int] = set()
-    gone = CloudUnavailable("gone.")
-    engine = TextDouble(fault=lambda number: gone if number in down else None)
+    engine = TextDouble()
+    engine.fault = lambda number: CloudUnavailable("gone.") if number in down else None
     with closing(TextCloud(engine, edge=EDGE)) as cloud:
         cloud.check_vocabulary(EDGE)
         for described, requests in (Described("double"), 2), (Described("another"), 6):
@@ -150,44 +209,18 @@ def test_one_that_was_gone_may_come_back_as_another() -> None:
             down.add(before)
             with pytest.raises(CloudUnavailable, match="gone"):
                 ask(cloud, "one")
-            engine.described, engine.echoes = described, described.model == "another"
+            engine.described = described
+            engine.habits = {"echoes"} if described.model == "another" else set()
             assert wording(ask(cloud, "one")) == " two"
             assert len(engine.asked) == before + requests
         down.add(len(engine.asked))
         assert cloud.capabilities.echoes
         with pytest.raises(CloudUnavailable):
             ask(cloud, "one")
-        engine.described, engine.restarts = Described("a third"), True
+        engine.described, engine.habits = Described("a third"), {"restarts"}
         for _ in range(2):
             with pytest.raises(CloudRejected, match="restarts"):
                 ask(cloud, "one")
-
-
-def answered(
-    engine: TextDouble,
-    text: str,
-    *,
-    capabilities: Capabilities,
-    seed: int = 0,
-    threshold: float = 0.4,
-    span: int = 1,
-    ahead: int = 0,
-    tokenizer: ByteTokenizer | None = None,
-    prompt: Prompt = PROMPT,
-) -> Answer:
-    edge = ScriptedEdge(
-        completing(text, prompt=bytes(prompt.ids).decode()), tokenizer=tokenizer or EDGE
-    )
-    with closing(TextCloud(engine, edge=edge.tokenizer)) as cloud:
-        cloud.capabilities = capabilities
-        decoder = Decoder(
-            edge,
-            router=Random(seed),
-            policy=Policy(threshold=threshold, span=span, speculate=ahead),
-            cloud=cloud,
-            breaker=NeverOpen(),
-        )
-        return decoder.generate(prompt, max_tokens=len(text.encode()) + 1)
 
 
 TEXTS = st.lists(
@@ -217,23 +250,17 @@ def test_no_blank_is_lost_or_doubled_wherever_an_answer_is_cut(
     assume(text[:1].strip())
     assume(len(text) < REPEATED or text.count(text[:REPEATED]) == 1)
     engine = TextDouble(writing(text), echoes=echoes, trims=trims)
-    answer = answered(
-        engine,
-        text,
-        capabilities=Capabilities(echoes=echoes, trims=trims),
-        seed=seed,
-        threshold=threshold,
-        span=span,
-        ahead=ahead,
-    )
-    assert answer.text == text
+    with closing(TextCloud(engine, edge=EDGE)) as cloud:
+        cloud.capabilities = Capabilities(echoes=echoes, trims=trims)
+        decoder = Decoder(
+            ScriptedEdge(completing(text, prompt=ASKED)),
+            router=Random(seed),
+            policy=Policy(threshold=threshold, span=span, speculate=ahead),
+            cloud=cloud,
+            breaker=NeverOpen(),
+        )
+        assert decoder.generate(PROMPT, max_tokens=len(text.encode()) + 1).text == text
     assert all(text.startswith(asked) for asked in engine.asked)
-
-
-class Continuing(TextDouble):
-    """Can go on inside of a block of reasoning."""
-
-    reasons = True
 
 
 class Thinking(ByteTokenizer):
@@ -248,9 +275,9 @@ class Thinking(ByteTokenizer):
 
 
 @pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("kind", [TextDouble, Continuing])
-def test_a_block_of_reasoning_is_the_edges_unless_the_cloud_can_go_on_in_one(
-    kind: type[TextDouble], begun: bool
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_reasoning_is_the_edges_unless_the_cloud_can_go_on_in_it(
+    goes_on: bool, begun: bool
 ) -> None:
     """`begun`: by the prompt, as some templates do."""
     ids = [*ASKED.encode(), *([254] if begun else [])]
@@ -264,7 +291,8 @@ def test_a_block_of_reasoning_is_the_edges_unless_the_cloud_can_go_on_in_one(
         return logits
 
     thought, words = writing("<think>\nso it is</think>\n\nIt"), writing("It is blue.")
-    engine = kind(lambda answer: (thought if "<think>" in answer else words)(answer))
+    engine = TextDouble(lambda answer: (thought if "<think>" in answer else words)(answer))
+    engine.reasons = goes_on
     with closing(TextCloud(engine, edge=Thinking())) as cloud:
         decoder = Decoder(
             ScriptedEdge(script, tokenizer=Thinking()),
@@ -287,18 +315,13 @@ def test_a_block_of_reasoning_is_the_edges_unless_the_cloud_can_go_on_in_one(
     assert "It is" in engine.asked
 
 
-def test_a_prompt_that_is_no_messages_goes_as_its_text() -> None:
-    engine = TextDouble(writing(f"{ASKED}so it is."))
-    with closing(TextCloud(engine, edge=EDGE)) as cloud:
-        assert wording(ask(cloud, "so", prompt=Prompt(PROMPT.ids))) == " it"
-        assert engine.told == [()]
-
-
 def always(text: str) -> Speaks:
     return lambda answer: text
 
 
-def found(engine: TextDouble) -> Capabilities:
+def found(engine: TextDouble, fault: Exception | None = None) -> Capabilities:
+    if fault is not None:
+        engine.fault = lambda number: fault
     return asyncio.run(Probe(engine).capabilities())
 
 
@@ -311,23 +334,17 @@ def test_what_becomes_of_blanks(echoes: bool, trims: bool) -> None:
 
 
 def test_blanks_behind_that_are_not_taken_are_never_sent() -> None:
-    engine = TextDouble()
-
-    def declines(number: int) -> CloudRejected | None:
-        return CloudRejected("no.") if engine.asked[number][-1] == " " else None
-
-    engine.fault = declines
+    engine, no = TextDouble(), CloudRejected("no.")
+    engine.fault = lambda number: no if engine.asked[number][-1] == " " else None
     assert found(engine).trims
+
+
+ANEW = "I will count from one to ten as you say"
 
 
 @pytest.mark.parametrize("strips", [False, True])
 @pytest.mark.parametrize(
-    "text",
-    [
-        "one two three four five six",
-        "Sure! Here are the numbers from one to ten",
-        "I will count from one to ten as you say",
-    ],
+    "text", ["one two three four five six", "Sure! Here are the numbers", ANEW]
 )
 def test_one_that_begins_anew_is_refused(text: str, strips: bool) -> None:
     engine = TextDouble(writing(text), restarts=True, strips=strips)
@@ -336,39 +353,27 @@ def test_one_that_begins_anew_is_refused(text: str, strips: bool) -> None:
     assert len(engine.asked) <= 3
 
 
-def test_one_that_takes_the_beginning_for_a_turn_of_its_own_is_refused() -> None:
-    def speaks(answer: str) -> str:
-        begun = answer.split()
-        return {"fo": "four five six", "sev": "seven eight nine ten"}.get(begun[-1], "ten")
+def test_one_that_takes_the_beginning_for_a_turn_or_leaves_no_room_is_refused() -> None:
+    turns = {"fo": "four five six", "sev": "seven eight nine ten"}
+    of_its_own = TextDouble(lambda answer: turns.get(answer.split()[-1], "ten"))
+    for engine in (of_its_own, TextDouble(always(""), echoes=True)):
+        with pytest.raises(CloudRejected, match="restarts"):
+            found(engine)
 
-    with pytest.raises(CloudRejected, match="restarts"):
-        found(TextDouble(speaks))
 
-
-@pytest.mark.parametrize(
-    "speaks",
-    [writing(""), writing("A heron is a bird."), always(" la" * 20), always("x" * 40), always("")],
-)
-def test_a_model_that_cannot_count_may_go_on_all_the_same(speaks: Speaks) -> None:
-    seen = found(TextDouble(speaks))
-    assert not seen.echoes
+def test_a_model_that_cannot_count_may_go_on_all_the_same() -> None:
+    speaks = [writing(""), writing("A heron is a bird."), *map(always, (" la" * 20, "x" * 40, ""))]
+    assert not any(found(TextDouble(one)).echoes for one in speaks)
 
 
 def test_an_api_that_does_not_take_the_beginning_is_refused() -> None:
-    engine = TextDouble(fault=lambda number: CloudRejected("declined (HTTP 400: 'last role')."))
     with pytest.raises(CloudRejected, match="last role"):
-        found(engine)
-    wrong = CloudRejected("no such model.", setting="cloud_model")
+        found(TextDouble(), CloudRejected("declined (HTTP 400: 'last role')."))
     with pytest.raises(CloudRejected, match=r"^no such model") as refused:
-        found(TextDouble(fault=lambda number: wrong))
+        found(TextDouble(), CloudRejected("no such model.", setting="cloud_model"))
     assert refused.value.setting == "cloud_model"
     with pytest.raises(CloudUnavailable):
-        found(TextDouble(fault=lambda number: CloudUnavailable("busy.")))
-
-
-def test_an_echo_that_leaves_no_room_is_refused() -> None:
-    with pytest.raises(CloudRejected, match="restarts"):
-        found(TextDouble(always(""), echoes=True))
+        found(TextDouble(), CloudUnavailable("busy."))
 
 
 def test_a_pace_is_measured_with_as_long_a_prompt_as_the_engine_takes() -> None:

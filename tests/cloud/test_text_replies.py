@@ -67,26 +67,17 @@ def using(engine: TextEngine, work: Callable[[TextEngine], Awaitable[_T]]) -> _T
 def gone_on(
     engine: TextEngine,
     answer: str = BEGUN,
-    n: int = 2,
     *,
     messages: list[Message] = MESSAGES,
     sampling: Sampling | None = None,
 ) -> TextContinuation:
     return using(
-        engine, lambda one: one.complete(TextRequest(messages, answer, n, sampling or Sampling()))
+        engine, lambda one: one.complete(TextRequest(messages, answer, 2, sampling or Sampling()))
     )
 
 
 def serving(dialect: str, **options: Any) -> "closing[ScriptedText]":
     return closing(ScriptedText(dialect, **options))
-
-
-def answered(
-    dialect: str, fault: TextMisdeed, answer: str = BEGUN, sampling: Sampling | None = None
-) -> TextContinuation:
-    """What becomes of a consult at a server with that fault."""
-    with serving(dialect, fault=lambda number: fault) as server:
-        return gone_on(opened(dialect, server.url), answer, sampling=sampling)
 
 
 # What is sent.
@@ -99,16 +90,19 @@ def asked_of(server: ScriptedText) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dialect", FAMILIES)
-def test_messages_answer_and_sampling_arrive_as_they_are(dialect: str) -> None:
+def test_messages_that_somebody_answers_arrive_as_they_are(dialect: str) -> None:
     begun = "one two\n\n  “三” é\u200d🙂"
-    messages = [Message("system", "Be «brief»."), Message("user", "Was?\n\n1 < 2 & 3")]
+    said = [Message("system", "Be «brief»."), Message("user", "Was?\n\n1 < 2 & 3")]
     sampling = Sampling(temperature=0.7, top_p=0.9, seed=3)
     with serving(dialect) as server:
-        gone_on(opened(dialect, server.url), begun, messages=messages, sampling=sampling)
-        wish, asked = server.asked[-1], asked_of(server)
-    assert (wish.messages, wish.answer, wish.n) == (messages, begun, 2)
-    drawn = asked.get("options", asked)
-    assert (drawn["temperature"], drawn["top_p"]) == (0.7, 0.9)
+        for messages in ([], [*MESSAGES, Message("assistant", "one")]):
+            with pytest.raises(CloudRejected):
+                gone_on(opened(dialect, server.url), messages=messages)
+        assert not server.asked
+        gone_on(opened(dialect, server.url), begun, messages=said, sampling=sampling)
+        assert server.asked[-1][:3] == (said, begun, 2)
+        drawn = asked_of(server).get("options", asked_of(server))
+        assert (drawn["temperature"], drawn["top_p"]) == (0.7, 0.9)
 
 
 @pytest.mark.parametrize("dialect", ["deepseek", "mistral"])
@@ -139,19 +133,19 @@ def test_a_temperature_of_its_own_is_left_to_it_for_greedy_answers_alone() -> No
             gone_on(opened("moonshot", server.url), sampling=Sampling(temperature=0.5))
 
 
-@pytest.mark.parametrize("dialect", FAMILIES)
-@pytest.mark.parametrize("messages", [[], [*MESSAGES, Message("assistant", "one")]])
-def test_messages_that_nobody_answers_are_refused(dialect: str, messages: list[Message]) -> None:
-    with serving(dialect) as server, pytest.raises(CloudRejected):
-        gone_on(opened(dialect, server.url), messages=messages)
-    assert not server.asked
-
-
 # Where the prompt is text.
 
 
-def test_a_block_of_thoughts_that_the_template_opens_is_closed() -> None:
+def test_a_template_is_asked_for_once_a_conversation_and_its_thoughts_are_closed() -> None:
+    async def thrice(engine: TextEngine) -> None:
+        for answer in ("", "one", "one two"):
+            await engine.complete(TextRequest(MESSAGES, answer, 1))
+        await engine.describe()
+        await engine.complete(TextRequest(MESSAGES, "", 1))
+
     with serving("llama-server-text") as server:
+        using(opened("llama-server-text", server.url), thrice)
+        assert [path for path, _ in server.requests].count("/apply-template") == 2
         server.thinks = True
         gone_on(opened("llama-server-text", server.url))
         assert asked_of(server)["prompt"].endswith("<think>\n\n</think>\n\n" + BEGUN)
@@ -160,41 +154,20 @@ def test_a_block_of_thoughts_that_the_template_opens_is_closed() -> None:
         assert asked_of(server)["prompt"].endswith("<|assistant|><think>\nI count")
 
 
-def test_a_template_is_asked_for_once_a_conversation() -> None:
-    with serving("llama-server-text") as server:
-
-        async def thrice(engine: TextEngine) -> None:
-            for answer in ("", "one", "one two"):
-                await engine.complete(TextRequest(MESSAGES, answer, 1))
-            await engine.describe()
-            await engine.complete(TextRequest(MESSAGES, "", 1))
-
-        using(opened("llama-server-text", server.url), thrice)
-        paths = [path for path, _ in server.requests]
-    assert paths.count("/apply-template") == 2
+CONTROL = ["<|im_end|>", "<|end|>", "[/INST]", "</s>", "<start_of_turn>"]
+CONTROLS = [("completions", next(iter(with_template().special.values())))]
+CONTROLS += [("llama-server-text", one) for one in CONTROL]
 
 
-@pytest.mark.parametrize("where", ["message", "answer"])
-def test_completions_take_no_control_token_in_a_message(where: str) -> None:
-    tokenizer = with_template()
-    held = next(iter(tokenizer.special.values()))
-    messages = [Message("user", f"a {held} b")] if where == "message" else MESSAGES
-    answer = held if where == "answer" else BEGUN
-    with serving("completions") as server, pytest.raises(CloudRejected) as found:
-        gone_on(opened("completions", server.url, tokenizer=tokenizer), answer, messages=messages)
-    assert repr(held) in str(found.value)
-    assert not server.requests
-
-
-@pytest.mark.parametrize("held", ["<|im_end|>", "<|end|>", "[/INST]", "</s>", "<start_of_turn>"])
-@pytest.mark.parametrize("where", ["message", "answer"])
-def test_llama_server_is_sent_no_sign_of_a_control_token(where: str, held: str) -> None:
-    messages = [Message("user", f"a {held} b")] if where == "message" else MESSAGES
-    answer = held if where == "answer" else BEGUN
-    with serving("llama-server-text") as server, pytest.raises(CloudRejected) as found:
-        gone_on(opened("llama-server-text", server.url), answer, messages=messages)
-    assert repr(held) in str(found.value)
-    assert not server.requests
+@pytest.mark.parametrize(("dialect", "held"), CONTROLS)
+def test_no_control_token_is_sent_as_text(dialect: str, held: str) -> None:
+    """Nor to llama-server any sign of one."""
+    with serving(dialect) as server:
+        for said, answer in ((f"a {held} b", BEGUN), ("a", held)):
+            with pytest.raises(CloudRejected) as found:
+                gone_on(opened(dialect, server.url), answer, messages=[Message("user", said)])
+            assert repr(held) in str(found.value)
+        assert not server.requests
 
 
 def test_a_template_that_cannot_be_rendered_is_a_failed_consult() -> None:
@@ -207,37 +180,33 @@ def test_a_template_that_cannot_be_rendered_is_a_failed_consult() -> None:
 # Keys, models and addresses.
 
 
-@pytest.mark.parametrize("dialect", FAMILIES)
-def test_a_wrong_key_is_refused(dialect: str) -> None:
+@pytest.mark.parametrize("dialect", [*FAMILIES, "chat"])
+def test_a_wrong_key_or_path_is_refused(dialect: str) -> None:
     with serving(dialect) as server:
+        with pytest.raises(CloudRejected, match=r"HTTP 404.*check the address"):
+            gone_on(opened(dialect, f"{server.url}/elsewhere", model="scripted"))
         server.key = "right"
-        engine = opened(dialect, server.url, key="wrong", model="scripted")
         with pytest.raises(CloudRefused, match="EDGEWISE_CLOUD_KEY"):
-            using(engine, lambda one: one.describe())
+            using(
+                opened(dialect, server.url, key="wrong", model="scripted"),
+                lambda one: one.describe(),
+            )
         assert gone_on(opened(dialect, server.url, key="right")).text == " four five"
 
 
 @pytest.mark.parametrize("dialect", FAMILIES[1:])
-@pytest.mark.parametrize("named", ["m77", None])
-def test_one_of_many_models_has_to_be_named_and_served(dialect: str, named: str | None) -> None:
+def test_one_of_many_models_has_to_be_named_and_served(dialect: str) -> None:
     async def asked(engine: TextEngine) -> None:
         await engine.describe()
         await engine.complete(TextRequest(MESSAGES, BEGUN, 1))
 
     with serving(dialect) as server:
         server.models = [f"m{number}" for number in range(20)]
-        with pytest.raises(CloudRejected, match=r"'m7'.* and 12 more") as found:
-            using(opened(dialect, server.url, model=named), asked)
-        assert found.value.setting == "cloud_model"
+        for named in ("m77", None):
+            with pytest.raises(CloudRejected, match=r"'m7'.* and 12 more") as found:
+                using(opened(dialect, server.url, model=named), asked)
+            assert found.value.setting == "cloud_model"
         assert gone_on(opened(dialect, server.url, model="m7")).text
-
-
-@pytest.mark.parametrize("dialect", [*FAMILIES, "chat"])
-def test_a_path_where_nothing_is(dialect: str) -> None:
-    with serving(dialect) as server:
-        engine = opened(dialect, f"{server.url}/elsewhere", model="scripted")
-        with pytest.raises(CloudRejected, match=r"HTTP 404.*check the address"):
-            gone_on(engine)
 
 
 @pytest.mark.parametrize(
@@ -249,69 +218,72 @@ def test_a_path_where_nothing_is(dialect: str) -> None:
         ("deepseek", "", False, "/beta"),
     ],
 )
-@pytest.mark.parametrize("model", [None, "scripted"])
-def test_where_paths_begin_is_found(
-    dialect: str, base: str, bare: bool, ending: str, model: str | None
-) -> None:
+def test_where_paths_begin_is_found(dialect: str, base: str, bare: bool, ending: str) -> None:
     with serving(dialect, base=base, bare=bare) as server:
-        engine = opened(dialect, server.url + ending, model=model)
-        assert gone_on(engine).text == " four five"
+        for model in (None, "scripted"):
+            engine = opened(dialect, server.url + ending, model=model)
+            assert gone_on(engine).text == " four five"
 
 
 # What comes back.
 
 
+def saying(text: bytes, status: int = 200) -> Edited:
+    return Edited(lambda _: text, status=status)
+
+
+def writing(text: bytes) -> Edited:
+    return Edited(lambda data: data.replace(b" four", text))
+
+
+Fault = tuple[TextMisdeed, type[CloudError], str]
+FAULTS: list[Fault] = [
+    *((FILTERED, CloudRejected, "content filter"), (TOOL_CALL, CloudRejected, "tool call")),
+    *((HTML, CloudProtocolError, "web page"), (STREAM, CloudProtocolError, "stream")),
+    *((BUSY, CloudUnavailable, "429"), (saying(b"", 500), CloudUnavailable, "500")),
+    (saying(b"", 402), CloudRejected, "balance"),
+    *((saying(one), CloudProtocolError, "of its form") for one in (b"", b"[]", b"null")),
+    (Edited(lambda data: data[: len(data) // 2]), CloudProtocolError, "of its form"),
+    *((writing(one), CloudProtocolError, "of its form") for one in (b"\\ud800", b"\xff")),
+    (writing(b"\\u0000"), CloudProtocolError, "0000"),
+    (writing(b"x" * 9000), CloudProtocolError, "bytes for"),
+    (writing(b"<think>"), CloudRejected, "reason"),
+    (saying(b" " * (5 << 20)), CloudProtocolError, "more than"),
+    (Wire([b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{"]), CloudUnavailable, "reached"),
+    ("reset", CloudUnavailable, "cannot be reached"),
+]
+
+
+def all_told(dialect: str, faults: list[Fault]) -> None:
+    with serving(dialect) as server:
+        for fault, kind, said in faults:
+            server.fault = lambda _, fault=fault: fault
+            with pytest.raises(kind, match=said or None):
+                gone_on(opened(dialect, server.url))
+
+
 @pytest.mark.parametrize("dialect", FAMILIES)
-@pytest.mark.parametrize(
-    ("fault", "kind", "said"),
-    [
-        (FILTERED, CloudRejected, "content filter"),
-        (TOOL_CALL, CloudRejected, "tool call"),
-        (HTML, CloudProtocolError, "web page"),
-        (STREAM, CloudProtocolError, "stream"),
-        (BUSY, CloudUnavailable, "429"),
-        (Edited(lambda _: b"", status=500), CloudUnavailable, "500"),
-        (Edited(lambda _: b"", status=402), CloudRejected, "balance"),
-        (Edited(lambda _: b""), CloudProtocolError, "of its form"),
-        (Edited(lambda _: b"[]"), CloudProtocolError, "of its form"),
-        (Edited(lambda _: b"null"), CloudProtocolError, "of its form"),
-        (Edited(lambda data: data[: len(data) // 2]), CloudProtocolError, "of its form"),
-        (Edited(lambda data: data.replace(b" four", b"\\u0000")), CloudProtocolError, "0000"),
-        (
-            Edited(lambda data: data.replace(b" four", b"\\ud800")),
-            CloudProtocolError,
-            "of its form",
-        ),
-        (Edited(lambda data: data.replace(b" four", b"\xff")), CloudProtocolError, "of its form"),
-        (Edited(lambda data: data.replace(b" four", b"x" * 9000)), CloudProtocolError, "bytes for"),
-        (Edited(lambda data: data.replace(b" four", b"<think>")), CloudRejected, "reason"),
-        (Edited(lambda data: b" " * (5 << 20)), CloudProtocolError, "more than"),
-        (Wire([b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{"]), CloudUnavailable, "reached"),
-        ("reset", CloudUnavailable, "cannot be reached"),
-    ],
-)
-def test_what_is_no_reply_is_a_fault(
-    dialect: str, fault: TextMisdeed, kind: type[CloudError], said: str
-) -> None:
-    with pytest.raises(kind, match=said):
-        answered(dialect, fault)
+def test_what_is_no_reply_is_a_fault(dialect: str) -> None:
+    all_told(dialect, FAULTS)
 
 
 def counting(**counts: object) -> Retold:
     return Retold(lambda reply: {**reply, "usage": {**reply["usage"], **counts}})
 
 
-@pytest.mark.parametrize(
-    ("told", "cached"),
-    [
-        ({"prompt_tokens_details": {"cached_tokens": 3}}, 3),
-        ({"prompt_tokens_details": None, "prompt_cache_hit_tokens": 2}, 2),
-        ({"prompt_tokens_details": None, "cached_tokens": 1}, 1),
-        ({"prompt_tokens_details": {"cached_tokens": None}}, None),
-    ],
-)
-def test_who_was_cached_is_told_in_any_word(told: Mapping[str, object], cached: object) -> None:
-    assert answered("chat", counting(**told)).cached == cached
+CACHED: list[tuple[Mapping[str, object], int | None]] = [
+    ({"prompt_tokens_details": {"cached_tokens": 3}}, 3),
+    ({"prompt_tokens_details": None, "prompt_cache_hit_tokens": 2}, 2),
+    ({"prompt_tokens_details": None, "cached_tokens": 1}, 1),
+    ({"prompt_tokens_details": {"cached_tokens": None}}, None),
+]
+
+
+def test_who_was_cached_is_told_in_any_word() -> None:
+    with serving("chat") as server:
+        for told, cached in CACHED:
+            server.fault = lambda _, told=told: counting(**told)
+            assert gone_on(opened("chat", server.url)).cached == cached
 
 
 def edited(**fields: object) -> Retold:
@@ -319,116 +291,89 @@ def edited(**fields: object) -> Retold:
     return Retold(lambda reply: {**reply, "choices": [{**reply["choices"][0], **fields}]})
 
 
-@pytest.mark.parametrize(
-    ("fault", "kind"),
-    [
-        (counting(prompt_tokens=-1), CloudProtocolError),
-        (counting(prompt_tokens=10**30), CloudProtocolError),
-        (counting(prompt_tokens="12"), CloudProtocolError),
-        (counting(prompt_tokens=True), CloudProtocolError),
-        (counting(completion_tokens=1 << 40), CloudProtocolError),
-        (counting(prompt_tokens_details={"cached_tokens": 1000}), CloudProtocolError),
-        (counting(prompt_tokens_details=7), CloudProtocolError),
-        (edited(finish_reason=None), CloudProtocolError),
-        (edited(finish_reason="bored"), CloudProtocolError),
-        (edited(finish_reason=7), CloudProtocolError),
-        (edited(finish_reason="refusal"), CloudRejected),
-        (edited(finish_reason="function_call"), CloudRejected),
-        (edited(finish_reason="insufficient_system_resource"), CloudUnavailable),
-        (edited(message=None, text=None), CloudProtocolError),
-        (edited(message={"content": 5}), CloudProtocolError),
-        (edited(message={"content": None, "refusal": "I will not."}), CloudRejected),
-        (edited(message={"content": "", "reasoning_content": "Hm."}), CloudRejected),
-        (edited(message={"content": None, "reasoning": "Hm."}), CloudRejected),
-        (edited(message={"content": [{"type": "thinking"}]}), CloudRejected),
-        (edited(message={"content": "x", "tool_calls": [{}]}), CloudRejected),
-        (Retold(lambda reply: {**reply, "choices": reply["choices"] * 2}), CloudProtocolError),
-        (Retold(lambda reply: {**reply, "choices": []}), CloudProtocolError),
-        (Retold(lambda reply: {"object": "chat.completion"}), CloudProtocolError),
-        (Retold(lambda reply: {"error": {"message": "No capacity", "code": 502}}), CloudRejected),
-    ],
-)
-def test_a_reply_that_says_what_cannot_be_is_a_fault(fault: Retold, kind: type[CloudError]) -> None:
-    with pytest.raises(kind):
-        answered("chat", fault)
+CANNOT_BE = [
+    *(counting(prompt_tokens=count) for count in (-1, 10**30, "12", True)),
+    counting(completion_tokens=1 << 40),
+    *(counting(prompt_tokens_details=one) for one in (7, {"cached_tokens": 1000})),
+    *(edited(finish_reason=reason) for reason in (None, "bored", 7)),
+    *(edited(message=None, text=None), edited(message={"content": 5})),
+    *(Retold(lambda reply, n=n: {**reply, "choices": reply["choices"] * n}) for n in (0, 2)),
+    Retold(lambda reply: {"object": "chat.completion"}),
+]
+DECLINED = [
+    *(edited(finish_reason=reason) for reason in ("refusal", "function_call")),
+    edited(message={"content": None, "refusal": "I will not."}),
+    edited(message={"content": "", "reasoning_content": "Hm."}),
+    edited(message={"content": None, "reasoning": "Hm."}),
+    edited(message={"content": [{"type": "thinking"}]}),
+    edited(message={"content": "x", "tool_calls": [{}]}),
+    Retold(lambda reply: {"error": {"message": "No capacity", "code": 502}}),
+]
 
 
-@pytest.mark.parametrize(
-    ("said", "told"),
-    [
-        (b'{"error": {"message": "too long"}}', "too long"),
-        (b'{"message": "%s"}' % PREFILL.encode(), PREFILL),
-        (b'{"error": "model is loading"}', "model is loading"),
-        (b'{"object": "error", "message": "bad field"}', "bad field"),
-        (b'{"detail": [{"loc": ["body", "x"], "msg": "Extra inputs"}]}', "Extra inputs"),
-        (b'[{"error": {"message": "a list, as Gemini sends it"}}]', "a list, as Gemini"),
-        (b"\x1b[31mred \xff", r"\\x1b\[31mred"),
-    ],
-)
-def test_the_apis_words_are_told_whatever_form_they_have(said: bytes, told: str) -> None:
-    with pytest.raises(CloudRejected, match=told):
-        answered("chat", Edited(lambda _: said, status=400))
+def test_a_reply_of_what_cannot_be_is_a_fault() -> None:
+    all_told("chat", [(one, CloudProtocolError, "") for one in CANNOT_BE])
+    all_told("chat", [(one, CloudRejected, "") for one in DECLINED])
+    scarce = edited(finish_reason="insufficient_system_resource")
+    all_told("chat", [(scarce, CloudUnavailable, "")])
+
+
+WORDS = [
+    (b'{"error": {"message": "too long"}}', "too long"),
+    (b'{"message": "%s"}' % PREFILL.encode(), PREFILL),
+    (b'{"error": "model is loading"}', "model is loading"),
+    (b'{"object": "error", "message": "bad field"}', "bad field"),
+    (b'{"detail": [{"loc": ["body", "x"], "msg": "Extra inputs"}]}', "Extra inputs"),
+    (b'[{"error": {"message": "a list, as Gemini sends it"}}]', "a list, as Gemini"),
+    (b"\x1b[31mred \xff", r"\\x1b\[31mred"),
+]
+
+
+def test_the_apis_words_are_told_whatever_form_they_have() -> None:
+    all_told("chat", [(saying(said, 400), CloudRejected, told) for said, told in WORDS])
 
 
 # Bytes that nobody expects.
 
-VALID: Mapping[str, object] = {
-    "ollama": {
-        "message": {"role": "assistant", "content": " four", "thinking": ""},
-        "done": True,
-        "done_reason": "stop",
-        "prompt_eval_count": 7,
-        "eval_count": 2,
-    },
-    "llama-server-text": {
-        "content": " four",
-        "stop_type": "limit",
-        "timings": {"cache_n": 3, "prompt_n": 4, "predicted_n": 2},
-        "prompt": "<|assistant|>",
-    },
-    "completions": {
-        "choices": [{"text": " four", "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 2},
-    },
-    "deepseek": {
-        "choices": [{"message": {"content": " four"}, "finish_reason": "stop"}],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 2, "prompt_cache_hit_tokens": 3},
-    },
+VALID: Mapping[str, Any] = {
+    name: json.loads(text)
+    for name, text in {
+        "ollama": """{"message": {"role": "assistant", "content": " four", "thinking": ""},
+            "done": true, "done_reason": "stop", "prompt_eval_count": 7, "eval_count": 2}""",
+        "llama-server-text": """{"content": " four", "stop_type": "limit",
+            "timings": {"cache_n": 3, "prompt_n": 4, "predicted_n": 2}, "prompt": "<|user|>"}""",
+        "completions": """{"choices": [{"text": " four", "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 2}}""",
+        "deepseek": """{"choices": [{"message": {"content": " four"}, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 7, "completion_tokens": 2, "prompt_cache_hit_tokens": 3}}""",
+    }.items()
 }
 
 
-def answering(dialect: str, reply: bytes) -> TextEngine:
-    """An engine of this dialect whose every reply this is."""
+def continued(dialect: str, reply: bytes) -> TextContinuation:
+    """What becomes of this reply to every request."""
 
     async def said(*_: object, **__: object) -> bytes:
         return reply
 
-    url = "http://127.0.0.1:9"
     # Without a template nothing is rendered.
     plain = {"tokenizer": ByteTokenizer()} if dialect == "completions" else {}
-    engine: Any = opened(dialect, url, model="m", **plain)
+    engine: Any = opened(dialect, "http://127.0.0.1:9", model="m", **plain)
     engine.send = said
-    return engine  # type: ignore[no-any-return]
+    return asyncio.run(engine.complete(TextRequest(MESSAGES, BEGUN, 2)))
 
 
 @pytest.mark.parametrize("dialect", VALID)
 @given(data=st.data())
 def test_any_reply_is_a_text_within_bounds_or_a_fault(dialect: str, data: st.DataObject) -> None:
-    engine = answering(dialect, data.draw(json_like(VALID[dialect])))
+    # A valid one is read whole, so that what is changed in it is looked at.
+    gone = continued(dialect, json.dumps(VALID[dialect]).encode())
+    assert (gone.text, gone.prompt, gone.written) == (" four", 7, 2)
     try:
-        gone = asyncio.run(engine.complete(TextRequest(MESSAGES, BEGUN, 2)))
+        gone = continued(dialect, data.draw(json_like(VALID[dialect])))
     except CloudError:
         return
     assert len(gone.text.encode()) < 1_000
     assert "\0" not in gone.text
     for count in (gone.prompt, gone.cached, gone.written):
         assert count is None or 0 <= count < 1 << 25
-
-
-@pytest.mark.parametrize("dialect", VALID)
-def test_a_valid_reply_is_read_whole(dialect: str) -> None:
-    """So that what is changed in them is looked at."""
-    engine = answering(dialect, json.dumps(VALID[dialect]).encode())
-    gone = asyncio.run(engine.complete(TextRequest(MESSAGES, BEGUN, 2)))
-    assert gone.text == " four"
-    assert (gone.prompt, gone.written) == (7, 2)

@@ -1,7 +1,6 @@
 """An engine that was replaced behind its address: found out, sent nothing, used again when back."""
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgewise.addresses import bundled
-from edgewise.cloud.base import ConsultRequest
+from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.engine import EngineCloud, LlamaServer
 from edgewise.completion import Completion
@@ -32,6 +31,7 @@ from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.doubles.scripted_engine import ScriptedEngine, said
 from tests.gateway.doubles import PlainEngine
+from tests.gateway.processes import until
 from tests.llama_server_process import llama_server
 from tests.server_process import free_port
 
@@ -52,9 +52,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
 
 
-def ask(cloud: LlamaServer, n: int = 1) -> Completion | CloudError:
+def ask(cloud: CloudModel) -> Completion | CloudError:
     try:
-        return cloud.open(Prompt((1, 2))).ask(ConsultRequest([1, 2], n, 20)).result()
+        return cloud.open(Prompt((1, 2))).ask(ConsultRequest([1, 2], 1, 20)).result()
     except CloudError as error:
         return error
 
@@ -70,7 +70,7 @@ def restart(engine: ScriptedEngine, **changes: Any) -> None:
     engine.start()
 
 
-def test_another_model_behind_the_address_is_found_out(
+def test_another_model_is_found_out(
     engine: ScriptedEngine, cloud: LlamaServer, at_once: None
 ) -> None:
     assert isinstance(ask(cloud), Completion)
@@ -84,9 +84,17 @@ def test_another_model_behind_the_address_is_found_out(
     assert engine.asked - asked <= 1, "a probe's own token at most"
     engine.mark = 0
     assert isinstance(ask(cloud), Completion)
+    # The same vocabulary under another name is served on.
+    restart(engine, model="scripted, larger", size=300)
+    assert isinstance(ask(cloud), Completion)
+    assert cloud.identity().endswith("llama-server scripted, larger")
+    assert cloud.engine.described.size == 300
+    # And another one of which the fixed strings have the same ids is found out.
+    restart(engine, size=None, tokenizer=ByteTokenizer("<other>"))
+    assert type(ask(cloud)) is OtherVocabulary
 
 
-def test_a_restart_within_a_second_of_a_check_is_found_out_after_that_second(
+def test_a_restart_is_found_out_after_a_second(
     engine: ScriptedEngine, cloud: LlamaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a consult over the connection that one before it made."""
@@ -97,18 +105,11 @@ def test_a_restart_within_a_second_of_a_check_is_found_out_after_that_second(
     assert type(ask(cloud)) is OtherVocabulary
 
 
-def test_the_same_vocabulary_under_another_name_is_served_on(
-    engine: ScriptedEngine, cloud: LlamaServer, at_once: None
-) -> None:
-    restart(engine, model="scripted, larger", size=300)
+def test_an_engine_that_was_down_is_checked(engine: ScriptedEngine, cloud: LlamaServer) -> None:
     assert isinstance(ask(cloud), Completion)
-    assert cloud.identity().endswith("llama-server scripted, larger")
-    assert cloud.engine.described.size == 300
-
-
-def test_an_engine_that_is_down_is_unavailable_and_checked_when_it_is_back(
-    engine: ScriptedEngine, cloud: LlamaServer
-) -> None:
+    looks = engine.looks
+    assert {type(ask(cloud)) for _ in range(5)} == {Completion}
+    assert engine.looks <= looks + 1, "it was checked without a new connection"
     engine.stop()
     assert type(ask(cloud)) is CloudUnavailable
     engine.mark = 1
@@ -117,59 +118,47 @@ def test_an_engine_that_is_down_is_unavailable_and_checked_when_it_is_back(
     assert type(ask(cloud)) is OtherVocabulary
 
 
-def test_without_a_new_connection_nothing_is_checked(
-    cloud: LlamaServer, engine: ScriptedEngine
-) -> None:
-    assert isinstance(ask(cloud), Completion)
-    looks = engine.looks
-    assert {type(ask(cloud)) for _ in range(5)} == {Completion}
-    assert engine.looks <= looks + 1
-
-
-@pytest.mark.parametrize("path", ["/health", "/v1/models", "/tokenize"])
 @pytest.mark.parametrize("reply", [said(b"\xff"), said(b"gone", 404), said({}, 503)])
-def test_a_check_that_fails_fails_the_consult_and_no_more(
-    at_once: None, path: str, reply: Any
-) -> None:
-    server = ScriptedEngine(dialect="vllm")
-    with closing(server), closing(open_engine(server.url)) as cloud:
-        assert isinstance(cloud, EngineCloud)
-        cloud.check_vocabulary(TOKENIZER)
-        server.replies[path] = reply
-        session = cloud.open(Prompt((1,)))
-        if path != "/health" or reply(None)[0] != 200:
-            cloud.submit(cloud.engine.close(), 20).result()
-            with pytest.raises(CloudError):
-                session.ask(ConsultRequest([1], 1, 20)).result()
-        del server.replies[path]
-        assert session.ask(ConsultRequest([1], 1, 20)).result().ids
+def test_a_check_that_fails_fails_the_consult_and_no_more(at_once: None, reply: Any) -> None:
+    with (
+        closing(ScriptedEngine(dialect="vllm")) as server,
+        closing(open_engine(server.url)) as made,
+    ):
+        assert isinstance(made, EngineCloud)
+        made.check_vocabulary(TOKENIZER)
+        for path in ("/health", "/v1/models", "/tokenize"):
+            server.replies[path] = reply
+            if path != "/health" or reply(None)[0] != 200:
+                made.submit(made.engine.close(), 20).result()
+                assert isinstance(ask(made), CloudError), path
+            del server.replies[path]
+            assert isinstance(ask(made), Completion), path
 
 
-def test_a_consult_that_leaves_does_not_end_a_check_others_wait_for() -> None:
+@pytest.mark.anyio
+async def test_a_consult_that_leaves_does_not_end_a_check_others_wait_for() -> None:
     class Slow(PlainEngine):
         async def ready(self) -> None:
             await super().ready()
             await asyncio.sleep(0.2)
 
-    async def work() -> None:
-        engine = Slow()
-        check = VocabularyCheck(engine, accepting)
-        asked = [check.complete([1], 1, Sampling(), Client("s")) for _ in range(3)]
-        tasks = [asyncio.create_task(one) for one in asked]
-        while not engine.looks:
-            await asyncio.sleep(0.01)
-        tasks[0].cancel()
-        done = await asyncio.gather(*tasks, return_exceptions=True)
-        assert isinstance(done[0], asyncio.CancelledError)
-        assert [completion.ids for completion in done[1:]] == [(97,), (97,)]  # type: ignore[union-attr]
-        assert (engine.looks, engine.probes) == (1, 1)
-        await check.close()
-
-    asyncio.run(work())
+    engine = Slow()
+    check = VocabularyCheck(engine, accepting)
+    asked = [check.complete([1], 1, Sampling(), Client("s")) for _ in range(3)]
+    tasks = [asyncio.create_task(one) for one in asked]
+    while not engine.looks:
+        await asyncio.sleep(0.01)
+    tasks[0].cancel()
+    left, *done = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(left, asyncio.CancelledError)
+    assert [completion.ids for completion in done] == [(97,), (97,)]  # type: ignore[union-attr]
+    assert (engine.looks, engine.probes) == (1, 1)
+    await check.close()
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("limit", ["CHECK_SECONDS", "PROBE_SECONDS"])
-def test_a_check_has_an_end(monkeypatch: pytest.MonkeyPatch, at_once: None, limit: str) -> None:
+async def test_a_check_has_an_end(monkeypatch: Any, at_once: None, limit: str) -> None:
     monkeypatch.setattr(vocabulary_check, limit, 0.05)
 
     class Stalling(PlainEngine):
@@ -179,54 +168,45 @@ def test_a_check_has_an_end(monkeypatch: pytest.MonkeyPatch, at_once: None, limi
             if self.stalled:
                 await asyncio.sleep(3600)
 
-    async def work() -> None:
-        engine = Stalling()
-        check = VocabularyCheck(engine, accepting)
-        if not engine.stalled:
-            await check.run()
-            engine.stalled = True
-            engine.connected()
-        with pytest.raises(CloudTimeout):
-            await check.complete([1], 1, Sampling(), Client("s"))
-        engine.stalled = False
-        assert (await check.complete([1], 1, Sampling(), Client("s"))).ids == (97,)
-
-    asyncio.run(work())
+    engine = Stalling()
+    check = VocabularyCheck(engine, accepting)
+    if not engine.stalled:
+        await check.run()
+        engine.stalled = True
+        engine.connected()
+    with pytest.raises(CloudTimeout):
+        await check.complete([1], 1, Sampling(), Client("s"))
+    engine.stalled = False
+    assert (await check.complete([1], 1, Sampling(), Client("s"))).ids == (97,)
 
 
-def test_a_check_that_ended_before_the_consult_counts_too(at_once: None) -> None:
+@pytest.mark.anyio
+async def test_a_check_that_ended_before_the_consult_counts_too(at_once: None) -> None:
     """A completion of an engine that was found to be another meanwhile is dropped."""
 
-    async def work() -> None:
-        def restarted(ids: Sequence[int], n: int) -> Completion:
-            return Completion(ids=(97,), logprobs=(None,))
+    class Restarting(PlainEngine):
+        refused = False
 
-        class Restarting(PlainEngine):
-            async def complete(
-                self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
-            ) -> Completion:
-                if client is not NOBODY and self.mark:
-                    self.connected()
-                    while not self.refused:
-                        await asyncio.sleep(0.01)
-                return await super().complete(ids, n, sampling, client)
+        async def complete(
+            self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
+        ) -> Completion:
+            if client is not NOBODY and self.mark:
+                self.connected()
+                while not self.refused:
+                    await asyncio.sleep(0.01)
+            return await super().complete(ids, n, sampling, client)
 
-            refused = False
+    async def accept() -> None:
+        engine.refused = bool(engine.mark)
+        if engine.mark:
+            raise VocabularyMismatch("It is another.")
 
-        engine = Restarting(act=restarted)
-
-        async def accept() -> None:
-            engine.refused = bool(engine.mark)
-            if engine.mark:
-                raise VocabularyMismatch("It is another.")
-
-        check = VocabularyCheck(engine, accept)
-        assert (await check.complete([1], 1, Sampling(), Client("s"))).ids == (97,)
-        engine.mark = 1
-        with pytest.raises(OtherVocabulary):
-            await check.complete([1], 1, Sampling(), Client("s"))
-
-    asyncio.run(work())
+    engine = Restarting()
+    check = VocabularyCheck(engine, accept)
+    assert (await check.complete([1], 1, Sampling(), Client("s"))).ids == (97,)
+    engine.mark = 1
+    with pytest.raises(OtherVocabulary):
+        await check.complete([1], 1, Sampling(), Client("s"))
 
 
 @pytest.mark.deep
@@ -249,8 +229,5 @@ def test_a_real_llama_server_that_comes_back_with_another_model(other_path: Any)
             with pytest.raises(VocabularyMismatch):
                 cloud.check_vocabulary(edge.tokenizer)
         with llama_server(bundled("cloud"), port=port):
-            end = time.monotonic() + 60
-            while not isinstance(ask(cloud), Completion):
-                assert time.monotonic() < end
-                time.sleep(0.05)
+            until(lambda: isinstance(ask(cloud), Completion))
         cloud.close()

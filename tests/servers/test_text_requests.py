@@ -61,33 +61,19 @@ def test_what_does_not_filter_is_sent_where_the_server_has_a_default_of_its_own(
         assert {key: value for key, value in body.items() if key in ("top_k", "min_p")} == sent
 
 
+BRIEF = {"model": "m", "stream": False}
+ANSWERED = [*TURNS, {"role": "assistant", "content": "one"}]
+OF_OLLAMA = {**BRIEF, "messages": ANSWERED, "think": False, "truncate": False}
+PLAIN = {"prompt": "one", "n_predict": 2, "cache_prompt": True}
+PARTS = {"response_fields": ["content", "stop_type", "timings"]}
+SAMPLERS = {"samplers": ["temperature", "top_k", "top_p", "min_p"]}
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ollama": (
         "/api/chat",
-        {
-            "model": "m",
-            "messages": [*TURNS, {"role": "assistant", "content": "one"}],
-            "stream": False,
-            "think": False,
-            "truncate": False,
-            "options": {"num_predict": 2, "repeat_penalty": 1.0, **ALL},
-        },
+        {**OF_OLLAMA, "options": {"num_predict": 2, "repeat_penalty": 1.0, **ALL}},
     ),
-    "llama-server-text": (
-        "/completion",
-        {
-            "prompt": "one",
-            "n_predict": 2,
-            "cache_prompt": True,
-            "response_fields": ["content", "stop_type", "timings"],
-            "samplers": ["temperature", "top_k", "top_p", "min_p"],
-            **ALL,
-        },
-    ),
-    "completions": (
-        "/v1/completions",
-        {"model": "m", "prompt": "one", "max_tokens": 2, "stream": False, **ALL},
-    ),
+    "llama-server-text": ("/completion", {**PLAIN, **PARTS, **SAMPLERS, **ALL}),
+    "completions": ("/v1/completions", {**BRIEF, "prompt": "one", "max_tokens": 2, **ALL}),
 }
 
 
@@ -96,7 +82,4 @@ def test_an_api_of_its_own_form_is_asked_in_it(name: str) -> None:
     server = entry_of(name)
     assert server.complete(WantedText("m", TURNS, "one", 2, ALL))[:2] == OTHERS[name]
     assert server.prompts == (name != "ollama")
-
-
-def test_every_dialect_is_in_a_table() -> None:
     assert FIELDS.keys() | OTHERS.keys() == set(BY_TEXT)
