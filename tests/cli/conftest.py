@@ -25,10 +25,30 @@ class Result(NamedTuple):
 
 
 class Edgewise:
-    """Runs `edgewise` with these arguments in this process."""
+    """Runs `edgewise` with these arguments in this process, in a folder that can be written to."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], folder: Path
+    ) -> None:
+        self._monkeypatch, self._capsys, self.folder = monkeypatch, capsys, folder
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        path = self.folder / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def write_lines(self, name: str, *lines: object) -> Path:
+        """Each as JSON, unless it is text."""
+        told = (one if isinstance(one, str) else json.dumps(one) for one in lines)
+        return self.write(name, "".join(f"{one}\n" for one in told))
+
+    def configure(self, text: str) -> None:
+        """Let the folder's file have these settings."""
+        self.write("edgewise.toml", f"{text}\n")
+
+    def setenv(self, **variables: str) -> None:
+        for name, value in variables.items():
+            self._monkeypatch.setenv(name, value)
 
     def __call__(self, *arguments: str, stdin: bytes = b"", code: int | None = 0) -> Result:
         """With `stdin` piped in; fails unless it ends with `code`, None being any."""
@@ -92,6 +112,6 @@ def edgewise(
 ) -> Iterator[Edgewise]:
     """Run `edgewise` in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    yield Edgewise(monkeypatch, capsys)
+    yield Edgewise(monkeypatch, capsys, tmp_path)
     # A gateway's logs are set up for the process, which here outlives the command's stderr.
     structlog.reset_defaults()

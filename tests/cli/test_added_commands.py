@@ -1,7 +1,6 @@
 """Commands of packages: by an entry point, and a sentence where one cannot be loaded."""
 
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,31 +28,21 @@ def two() -> None:
 POINTS = [f"{name} = own_commands:{name}" for name in ("hello", "many", "nothing")]
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A folder with a package that is installed in it."""
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("hello --name Ada", 0, "hello Ada"),
+        ("many two", 0, "two"),
+        ("--help", 0, "hello"),
+        ("nothing --with arguments", 2, "'own_commands:nothing'"),
+    ],
+)
+def test_a_package_adds_commands(
+    cli: Run, tmp_path: Path, arguments: str, code: int, said: str
+) -> None:
     (tmp_path / "own_commands.py").write_text(CODE)
     install(tmp_path, "own_commands", *POINTS, group="edgewise.commands")
-    return tmp_path
-
-
-@pytest.fixture
-def ran(cli: Run, package: Path) -> Run:
-    """Run `edgewise` where that package is installed."""
-    paths = os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return partial(cli, PYTHONPATH=paths)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(["hello", "--name", "Ada"], "hello Ada"), (["many", "two"], "two"), (["--help"], "hello")],
-)
-def test_a_package_adds_commands(ran: Run, arguments: list[str], said: str) -> None:
-    done = ran(*arguments)
-    assert said in done.stdout, done.stderr
-
-
-def test_one_that_cannot_be_loaded_is_a_sentence(ran: Run) -> None:
-    done = ran("nothing", "--with", "arguments", code=2)
-    assert "'own_commands:nothing'" in done.stderr
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = cli(*arguments.split(), code=code, PYTHONPATH=paths)
+    assert said in (done.stderr if code else done.stdout)
     assert "Traceback" not in done.stderr

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,28 +15,16 @@ import pytest
 
 from edgewise.addresses import bundled
 from edgewise.errors import UsageError
+from edgewise.providers import PROVIDERS
 from edgewise.routers.card import read_card
 from edgewise.settings import Settings, load
 from tests import models
 from tests.cli.conftest import Edgewise, Result, sentence
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.hybrid_models import HybridPaths
 from tests.programs import python, run
 
 NOWHERE = "http://127.0.0.1:9"
 NOBODY = "~nobody-of-this-name/file"
-READS = """
-from edgewise.edge.base import Needs
-
-
-class Reads:
-    needs, top = Needs.HIDDEN, 0
-
-    def score(self, step):
-        return 0.5
-"""
-
-
 RUN = f"""
 --cloud-share=5 | from 0 to 1 (5% is 0.05), not 5
 --threshold=0.5 --cloud-share=0.1 | not both
@@ -52,15 +38,13 @@ RUN = f"""
 --edge=http://me:secret@127.0.0.1 | EDGEWISE_EDGE_KEY
 --edge=. | is a folder; name a file in it
 --edge={NOWHERE}\r | is not a plain http://
---edge=broken.txt | is not a GGUF file
---edge=cut.gguf | is cut off
---edge=lfm2.gguf --cloud=none --router=./reads.py:Reads | no hidden states
 --edge=bpe.gguf --cloud-tokenizer=other.gguf | 'none'
 --cloud=other.gguf --cloud-tokenizer=other.gguf | 'other.gguf'
 --cloud={NOWHERE} --cloud-tokenizer=. | There is no tokenizer.json in '.'
 --cloud={NOWHERE} --cloud-tokenizer=broken.txt | is not a GGUF file
 --cloud=none --cloud-model=large | 'none'
 --edge=bpe.gguf --router=made-for-another | made for an edge model
+--router=./requantised | another file
 --router=coin | There is no router 'coin'
 --router=. | no config.json
 --router=constant:7 | constant:0.5
@@ -74,7 +58,6 @@ RUN = f"""
 --sent-file={NOBODY} --cloud=none | {NOBODY}
 --redact=on,@{NOBODY} --cloud=none | {NOBODY}
 --edge={NOBODY} | {NOBODY}
---bogus | --bogus
 world | unexpected extra argument(s) (world); put the prompt in quotes.
 --cloud | --cloud
 """
@@ -88,7 +71,6 @@ models pull bundled | 'bundled'
 models pull small.gguf | 'small.gguf'
 run Hello --max-cost=1 | --price
 run Hello --price=2,0.5,8 --max-cost=nan | max-cost in the flags
-run Hello --price=prices.toml | neither three numbers nor a file
 keys list --keys none.json | none.json
 keys list --keys text | 'text'
 keys add x --keys keys.json --expires 2026-02-30 | --expires
@@ -126,8 +108,6 @@ serve --host 0.0.0.0 --certificate c.pem --private-key k.pem | give --api-key, o
 gateway --engine bundled --engine-kind vllm | bundled
 gateway --engine ftp://x | 'ftp://x'
 gateway --engine bundeld | 'bundled' (--engine)
-gateway --engine ./large.gguf | There is no file './large.gguf'
-gateway --engine text | not a GGUF file
 gateway --engine bundled --engine {NOWHERE} | 'bundled' runs in the gateway
 gateway --engine bundled --ctx 1000000 | lower the context (--ctx)
 gateway --engine {NOWHERE} --ctx 512 | ctx applies only to a model in the gateway
@@ -150,8 +130,6 @@ eval pocketqa --cloud-share 0 | between 0 and 1
 eval pocketqa --cloud none | name one (--cloud)
 eval pocketqa --router ./entropy --router entropy | no router './entropy'
 eval mine.jsonl --calibration 5 | calibration
-try mine.jsonl --html no/x.html | cannot be written
-try mine.jsonl --html . | is a folder
 train pocketqa --out r --inputs logits | --inputs can be hidden
 train pocketqa --out r --hidden -1 | --hidden 0 or more
 train pocketqa --out r --epochs 0 | must be 1 or more
@@ -183,60 +161,45 @@ def test_run_refuses(edgewise: Edgewise, zoo: None, arguments: list[str], words:
 
 
 @pytest.mark.parametrize(("arguments", "words"), rows(OTHERS))
-def test_other_commands_refuse(
-    edgewise: Edgewise, tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_other_commands_refuse(edgewise: Edgewise, arguments: list[str], words: str) -> None:
     edgewise("keys", "add", "laptop", "--keys", "keys.json")
-    before = (tmp_path / "keys.json").read_bytes()
-    (tmp_path / "text").write_text("hello")
+    keys = edgewise.folder / "keys.json"
+    before = keys.read_bytes()
+    edgewise.write("text", "hello")
     result = edgewise(*arguments, code=2)
     assert words in sentence(result)
     assert "\x1b" not in result.err
     assert "s3cret" not in result.err
-    assert (tmp_path / "keys.json").read_bytes() == before
+    assert keys.read_bytes() == before
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize(("arguments", "words"), rows(LABORATORY))
-def test_commands_of_the_laboratory_refuse(
-    edgewise: Edgewise, tmp_path: Path, bpe_path: Path, arguments: list[str], words: str
-) -> None:
+def test_the_laboratory_refuses(edgewise: Edgewise, arguments: list[str], words: str) -> None:
     if arguments[0] == "train":
         pytest.importorskip("torch")
-    (tmp_path / "bpe.gguf").symlink_to(bpe_path)
-    lines = [json.dumps({"prompt": f"Say {i}.", "answer": f"{i}"}) + "\n" for i in range(3)]
-    (tmp_path / "mine.jsonl").write_text("".join(lines))
+    asked = ({"prompt": f"Say {i}.", "answer": f"{i}"} for i in range(3))
+    edgewise.write_lines("mine.jsonl", *asked)
     assert words in edgewise.refusal(*arguments)
 
 
 @pytest.fixture
-def zoo(
-    edgewise: Edgewise, tmp_path: Path, bpe_path: Path, other_path: Path, hybrid_paths: HybridPaths
-) -> None:
+def zoo(edgewise: Edgewise, tmp_path: Path, bpe_path: Path, other_path: Path) -> None:
     """Good and bad models, and a router of the bundled edge model, in the working folder."""
-    for path, name in ((bpe_path, "bpe"), (other_path, "other"), (hybrid_paths["lfm2"], "lfm2")):
+    for path, name in ((bpe_path, "bpe"), (other_path, "other")):
         (tmp_path / f"{name}.gguf").symlink_to(path)
-    (tmp_path / "reads.py").write_text(READS)
-    (tmp_path / "broken.txt").write_text("Once upon a time")
-    data = bpe_path.read_bytes()
-    (tmp_path / "cut.gguf").write_bytes(data[: len(data) // 2])
+    edgewise.write("broken.txt", "Once upon a time")
     shutil.copytree(bundled("router"), tmp_path / "made-for-another")
+    card = read_card(bundled("router"))
+    card = msgspec.structs.replace(card, edge_fingerprint="0" * 64, behaviour=())
+    (tmp_path / "requantised").mkdir()
+    edgewise.write("requantised/config.json", msgspec.json.encode(card))
 
 
-@pytest.mark.parametrize("flags", [[], ["--no-template"]])
-def test_a_text_that_fills_no_context_is_refused_early(
-    edgewise: Edgewise, flags: list[str]
-) -> None:
-    said = edgewise.refusal("run", "--cloud", "none", *flags, stdin=b"a" * (4 << 20))
-    assert re.search("at least.*the context holds 512; shorten it", said), said
-
-
-@pytest.mark.parametrize("price", ["/dev/zero", "a\\u0000b", "."])
-def test_a_price_list_of_a_folders_file_must_be_a_file(
-    edgewise: Edgewise, tmp_path: Path, price: str
-) -> None:
-    (tmp_path / "edgewise.toml").write_text(f'price = "{price}"\n')
-    assert "neither three numbers nor a file" in edgewise.refusal("run", "Hello")
+def test_a_price_list_of_a_folders_file_must_be_a_file(edgewise: Edgewise) -> None:
+    for price in ("/dev/zero", "a\\u0000b", ".", "prices.toml"):
+        edgewise.configure(f'price = "{price}"')
+        assert "neither three numbers nor a file" in edgewise.refusal("run", "Hello")
 
 
 @pytest.mark.parametrize(
@@ -250,115 +213,94 @@ def test_a_price_list_of_a_folders_file_must_be_a_file(
         (["caf\udce9"], b"", "valid UTF-8"),
         (["word " * 200, "--ctx", "64"], b"", "context of 64; shorten the prompt"),
         ([], b"a" * ((4 << 20) + 1), "more than 4194304 characters"),
+        (["--cloud", "none"], b"a" * (4 << 20), "at least.*the context holds 512; shorten it"),
+        (
+            ["--cloud", "none", "--no-template"],
+            b"a" * (4 << 20),
+            "at least.*the context holds 512; shorten it",
+        ),
     ],
+    ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_a_prompt_that_cannot_be_answered(
-    edgewise: Edgewise, prompt: list[str], stdin: bytes, words: str
-) -> None:
-    assert words in edgewise.refusal("run", *prompt, stdin=stdin)
+def test_a_bad_prompt(edgewise: Edgewise, prompt: list[str], stdin: bytes, words: str) -> None:
+    assert re.search(words, edgewise.refusal("run", *prompt, stdin=stdin))
 
 
-def test_a_template_that_refuses_says_what_to_do(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_a_template_that_refuses_says_what_to_do(edgewise: Edgewise) -> None:
     stubborn = replace(models.byte_level(), template="{{ raise_exception('No!') }}")
-    models.write_transformer(tmp_path / "stubborn.gguf", stubborn)
+    models.write_transformer(edgewise.folder / "stubborn.gguf", stubborn)
     own = ("--edge", "stubborn.gguf", "--max-tokens", "2")
     assert "--no-template" in edgewise.refusal("run", "Hello", *own)
     edgewise("run", "Hello", *own, "--no-template")
     assert "(No!)" in edgewise("chat", *own, stdin=b"Hello\n").err
 
 
-def marking(folder: Path) -> Path:
-    """Where code of a router leaves a mark when it is run."""
-    mark = folder / "mark"
-    (folder / "own.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Own: score = 1\n")
-    return mark
-
-
-@pytest.mark.parametrize("router", ["./own.py:Own", "own:Own", "./folder"])
-def test_a_folders_file_runs_no_code(edgewise: Edgewise, tmp_path: Path, router: str) -> None:
-    mark = marking(tmp_path)
+def test_a_folders_file_runs_no_code_and_is_told_who_may(edgewise: Edgewise) -> None:
+    mark = edgewise.folder / "mark"
+    edgewise.write("own.py", f"open({str(mark)!r}, 'w').close()\nclass Own: score = 1\n")
     card = msgspec.structs.replace(read_card(bundled("router")), kind="../own.py:Own")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "config.json").write_bytes(msgspec.json.encode(card))
-    (tmp_path / "edgewise.toml").write_text(f"router = '{router}'\n")
-    edgewise.refusal("run", "Hello")
-    assert not mark.exists()
-
-
-def test_a_folders_file_that_names_code_is_told_how_to_name_it(
-    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mark = marking(tmp_path)
-    (tmp_path / "edgewise.toml").write_text("router = './own.py:Own'\n")
-    assert re.search(r"edgewise\.toml.*--router", edgewise.refusal("run", "Hello"))
-    monkeypatch.setenv("EDGEWISE_ROUTER", "./own.py:Own")
+    (edgewise.folder / "folder").mkdir()
+    edgewise.write("folder/config.json", msgspec.json.encode(card))
+    for router in ("./folder", "own:Own", "./own.py:Own"):
+        edgewise.configure(f"router = '{router}'")
+        said = edgewise.refusal("run", "Hello")
+        assert not mark.exists(), router
+    assert re.search(r"edgewise\.toml.*--router", said)
+    edgewise.setenv(EDGEWISE_ROUTER="./own.py:Own")
     assert "code" not in edgewise("run", "Hello", code=None).err
     assert mark.exists()
 
 
-def test_a_folders_file_says_where_text_goes(edgewise: Edgewise, tmp_path: Path) -> None:
-    (tmp_path / "edgewise.toml").write_text("cloud = 'http://127.0.0.1:9'\n")
+def test_a_folders_file_says_where_text_goes(edgewise: Edgewise) -> None:
+    edgewise.configure("cloud = 'http://127.0.0.1:9'")
     told = "edgewise.toml sets the cloud: http://127.0.0.1:9\n"
     assert told in edgewise("run", "Hello", code=2).err
     assert told not in edgewise("run", "Hello", "--cloud", "none").err
+    edgewise.configure("cloud = 'gpt-5-mini'")
+    assert f"edgewise.toml sets the cloud: {PROVIDERS[0].url}\n" in edgewise("config").err
+
+
+HERE, ELSEWHERE = "cloud = '{url}'\n", f"{{role}} = '{NOWHERE}'\n{{role}}-key = 'secret-1'\n"
+OWN = {"EDGEWISE_CLOUD_KEY": "secret-1"}
 
 
 @pytest.mark.parametrize("command", [("run", "Hello"), ("chat",), ("doctor",), ("serve",)])
-@pytest.mark.parametrize("line", ["", "cloud-key = 'theirs'"])
-def test_a_folders_file_gets_no_key_that_it_did_not_bring(
+@pytest.mark.parametrize(
+    ("of_file", "variables", "flags"),
+    [
+        # Whoever made the folder may be anybody: the host that a key goes to is not theirs to name.
+        (HERE, OWN, ""),
+        (f"{HERE}cloud-key = 'theirs'\n", OWN, ""),
+        # Nor does the key of their file go to a host that the user named.
+        *((ELSEWHERE.format(role=role), {}, f"--{role} {{url}}") for role in ("cloud", "edge")),
+        (ELSEWHERE.format(role="cloud"), {"EDGEWISE_CLOUD": "{url}"}, ""),
+        (ELSEWHERE.format(role="edge"), {"EDGEWISE_EDGE": "{url}"}, ""),
+    ],
+)
+def test_a_key_goes_to_no_host_that_somebody_else_named(
     edgewise: Edgewise,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    line: str,
+    engine: ScriptedEngine,
     command: tuple[str, ...],
+    of_file: str,
+    variables: dict[str, str],
+    flags: str,
 ) -> None:
-    """Whoever made the folder may be anybody: the host that a key goes to is not theirs to name."""
-    monkeypatch.setenv("EDGEWISE_CLOUD_KEY", "secret-1")
-    with closing(ScriptedEngine()) as engine:
-        (tmp_path / "edgewise.toml").write_text(f"cloud = '{engine.url}'\n{line}\n")
-        refused = edgewise(*command, code=2)
-        assert "edgewise.toml" in sentence(refused)
-        assert "secret-1" not in refused.err
-        assert (engine.looks, engine.strays.total()) == (0, 0)
-
-
-@pytest.mark.parametrize("role", ["cloud", "edge"])
-@pytest.mark.parametrize("by_flag", [True, False])
-def test_a_files_key_goes_to_no_other_host(
-    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: str, by_flag: bool
-) -> None:
-    with closing(ScriptedEngine()) as engine:
-        (tmp_path / "edgewise.toml").write_text(
-            f"{role} = 'http://127.0.0.1:9'\n{role}-key = 'secret-1'\n"
-        )
-        if not by_flag:
-            monkeypatch.setenv(f"EDGEWISE_{role.upper()}", engine.url)
-        flags = (f"--{role}", engine.url) if by_flag else ()
-        refused = edgewise("run", "Hello", *flags, code=2)
-        assert "edgewise.toml" in sentence(refused)
-        assert "secret-1" not in refused.err
-        assert (engine.looks, engine.strays.total()) == (0, 0)
+    edgewise.configure(of_file.format(url=engine.url))
+    edgewise.setenv(**{name: said.format(url=engine.url) for name, said in variables.items()})
+    refused = edgewise(*command, *flags.format(url=engine.url).split(), code=2)
+    assert "edgewise.toml" in sentence(refused)
+    assert "secret-1" not in refused.err
+    assert (engine.looks, engine.strays.total()) == (0, 0)
 
 
 @pytest.mark.parametrize("flag", [True, False])
-def test_a_key_goes_where_its_user_or_its_own_file_says(
-    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: bool
-) -> None:
-    with closing(ScriptedEngine()) as engine:
-        named = f"cloud = '{engine.url}'\n"
-        (tmp_path / "edgewise.toml").write_text("" if flag else f"{named}cloud-key = 'k'\n")
-        if flag:
-            monkeypatch.setenv("EDGEWISE_CLOUD_KEY", "k")
-        asked = edgewise("run", "Hello", *(("--cloud", engine.url) if flag else ()), code=None)
-        assert engine.looks + engine.strays.total() > 0, asked.err
-
-
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs another user")
-def test_a_file_of_another_user_is_refused(edgewise: Edgewise, tmp_path: Path) -> None:
-    file = tmp_path / "edgewise.toml"
-    file.write_text("span = 1\n")
-    os.chown(file, 12345, -1)
-    assert "belongs to another user" in edgewise.refusal("run", "Hello", "--cloud", "none")
+def test_a_key_goes_where_it_may(edgewise: Edgewise, engine: ScriptedEngine, flag: bool) -> None:
+    if flag:
+        edgewise.setenv(**OWN)
+    else:
+        edgewise.configure(f"{HERE.format(url=engine.url)}cloud-key = 'k'")
+    asked = edgewise("run", "Hello", *(("--cloud", engine.url) if flag else ()), code=None)
+    assert engine.looks + engine.strays.total() > 0, asked.err
 
 
 class Swapped(type(Path())):
@@ -375,45 +317,29 @@ class Swapped(type(Path())):
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs another user")
-@pytest.mark.parametrize("looks", range(1, 6))
-def test_a_file_that_another_user_swaps_in_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looks: int
+def test_a_file_of_another_user_is_not_read(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = tmp_path / "theirs.toml"
-    (tmp_path / "edgewise.toml").write_text("span = 1\n")
-    theirs.write_text("cloud = 'http://evil.example'\n")
-    os.chown(theirs, 12345, -1)
-    monkeypatch.setattr(Swapped, "looks", looks)
-    monkeypatch.setattr(Swapped, "theirs", theirs)
-    chosen = Settings()
-    with contextlib.suppress(UsageError):
-        chosen, _ = load({}, environment={}, folder=Swapped(tmp_path))
-    assert chosen.cloud is None
-
-
-def test_a_router_made_for_another_quantisation(edgewise: Edgewise, tmp_path: Path) -> None:
-    card = msgspec.structs.replace(
-        read_card(bundled("router")), edge_fingerprint="0" * 64, behaviour=()
-    )
-    (tmp_path / "config.json").write_bytes(msgspec.json.encode(card))
-    assert "another file" in edgewise.refusal("run", "Hello", "--router", str(tmp_path))
-
-
-@pytest.fixture
-def engine() -> Iterator[str]:
-    """Wants the key "right", and has another vocabulary than the bundled pair."""
-    with closing(ScriptedEngine()) as found:
-        found.key = "right"
-        yield found.url
+    for looks in range(1, 6):
+        (edgewise.folder / "edgewise.toml").unlink(missing_ok=True)
+        edgewise.configure("span = 1")
+        theirs = edgewise.write("theirs.toml", "cloud = 'http://evil.example'\n")
+        os.chown(theirs, 12345, -1)
+        monkeypatch.setattr(Swapped, "looks", looks)
+        monkeypatch.setattr(Swapped, "theirs", theirs)
+        chosen = Settings()
+        with contextlib.suppress(UsageError):
+            chosen, _ = load({}, environment={}, folder=Swapped(edgewise.folder))
+        assert chosen.cloud is None, looks
+    os.chown(edgewise.write("edgewise.toml", "span = 1\n"), 12345, -1)
+    assert "belongs to another user" in edgewise.refusal("run", "Hello", "--cloud", "none")
 
 
 @pytest.mark.parametrize("key", [None, "wrong", "right"])
-def test_an_engine_with_another_key_or_vocabulary(
-    edgewise: Edgewise, engine: str, monkeypatch: pytest.MonkeyPatch, key: str | None
-) -> None:
-    if key:
-        monkeypatch.setenv("EDGEWISE_CLOUD_KEY", key)
-    asked = ("run", "Hello", "--cloud", engine, "--cloud-engine", "llama-server")
+def test_an_unfit_engine(edgewise: Edgewise, engine: ScriptedEngine, key: str | None) -> None:
+    engine.key = "right"
+    edgewise.setenv(**({"EDGEWISE_CLOUD_KEY": key} if key else {}))
+    asked = ("run", "Hello", "--cloud", engine.url, "--cloud-engine", "llama-server")
     result, other = edgewise(*asked, code=2), r"two models of one family.*\(--cloud-tokenizer\)"
     words = other if key == "right" else "refused the key.*EDGEWISE_CLOUD_KEY"
     assert re.search(words, sentence(result))
@@ -424,11 +350,8 @@ def test_an_engine_with_another_key_or_vocabulary(
 @pytest.mark.parametrize(
     "command", [["train", "pocketqa", "--out", "router", "--stage", "calibrate"], ["bench", "link"]]
 )
-def test_no_command_hints_at_what_it_refuses(
-    edgewise: Edgewise, engine: str, monkeypatch: pytest.MonkeyPatch, command: list[str]
-) -> None:
-    monkeypatch.setenv("EDGEWISE_CLOUD_KEY", "right")
-    said = edgewise.refusal(*command, "--cloud", engine, "--cloud-engine", "llama-server")
+def test_no_hint_is_refused(edgewise: Edgewise, engine: ScriptedEngine, command: list[str]) -> None:
+    said = edgewise.refusal(*command, "--cloud", engine.url, "--cloud-engine", "llama-server")
     assert "choose two models of one family (--cloud)" in said
 
 
@@ -479,12 +402,10 @@ def test_doctor_reports_what_run_refuses(edgewise: Edgewise) -> None:
 @pytest.mark.parametrize(
     "text", ["[" * 30_000, "[" * 30_000 + "]" * 30_000, "{a=" * 15_000, "#" * (1 << 17)]
 )
-@pytest.mark.parametrize("command", [("run", "Hello"), ("config",)])
-def test_deep_brackets_in_a_folders_file_or_too_much_of_it(
-    edgewise: Edgewise, tmp_path: Path, command: tuple[str, ...], text: str
-) -> None:
-    (tmp_path / "edgewise.toml").write_text(f"edge = {text}\n")
-    assert "edgewise.toml" in edgewise.refusal(*command)
+@pytest.mark.parametrize("command", ["run Hello", "config"])
+def test_a_deep_or_large_folders_file(edgewise: Edgewise, command: str, text: str) -> None:
+    edgewise.configure(f"edge = {text}")
+    assert "edgewise.toml" in edgewise.refusal(*command.split())
 
 
 @pytest.mark.parametrize("command", ["--version", "doctor"])

@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -34,26 +35,21 @@ def an_encoder(path: Path) -> Path:
     """BERT with random weights: it reads a text as a whole, and writes none."""
     width, rng = 32, np.random.default_rng(0)
     writer, vocabulary = gguf.GGUFWriter(path, "bert"), byte_level()
-    writer.add_context_length(64)
-    writer.add_embedding_length(width)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(width)
-    writer.add_head_count(2)
+    counts = {"context_length": 64, "embedding_length": width, "feed_forward_length": width}
+    counts |= {"block_count": 1, "attention.head_count": 2}
+    for key, count in counts.items():
+        writer.add_uint32(f"bert.{key}", count)
     writer.add_layer_norm_eps(1e-5)
     writer.add_causal_attention(False)
     writer.add_token_type_count(2)
-    shapes = {
-        "token_embd": (len(vocabulary.tokens), width),
-        "position_embd": (64, width),
-        "token_types": (2, width),
-    }
     norms = ["token_embd_norm", "blk.0.attn_output_norm", "blk.0.layer_output_norm"]
-    parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
-    shapes |= dict.fromkeys((f"blk.0.{part}" for part in parts), (width, width))
-    tensors = {f"{name}.weight": shape for name, shape in shapes.items()}
+    layers = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")
+    parts = [f"blk.0.{layer}" for layer in layers]
+    rows = {"token_embd": len(vocabulary.tokens), "position_embd": 64, "token_types": 2}
+    rows |= dict.fromkeys(parts, width)
+    tensors = {f"{name}.weight": (count, width) for name, count in rows.items()}
     tensors |= {f"{norm}.weight": (width,) for norm in norms}
-    biased = [*norms, *(f"blk.0.{part}" for part in parts)]
-    tensors |= {f"{name}.bias": (width,) for name in biased}
+    tensors |= {f"{name}.bias": (width,) for name in [*norms, *parts]}
     made = ((name, rng.standard_normal(shape, np.float32)) for name, shape in tensors.items())
     return finish(writer, vocabulary, made, path)
 
@@ -74,41 +70,36 @@ def without_words(path: Path) -> Path:
     return path
 
 
-def holding(data: bytes) -> Callable[[Path], Path]:
-    def make(path: Path) -> Path:
-        path.write_bytes(data)
-        return path
-
-    return make
-
-
 def of_architecture(name: str) -> Callable[[Path], Path]:
     return lambda path: finish(gguf.GGUFWriter(path, name), byte_level(), iter(()), path)
 
 
 @pytest.mark.parametrize(
-    ("make", "word"),
+    ("content", "word"),
     [
         (an_encoder, "decoder-only"),
         (without_words, "vocab"),
         (of_unknown_type, "update Edgewise"),
         (of_architecture("mamba9"), "update Edgewise"),
         (of_architecture("clip"), "projector"),
-        (holding(b"GGUF\x04" + bytes(999)), "update Edgewise"),
-        (holding(b"GGUF\x01" + bytes(999)), "old form"),
-        (holding(bundled("edge").read_bytes()[:-1000]), "cut off"),
-        (holding(b"GGUF\x03\0\0\0"), "cut off"),
-        (holding(b""), "empty"),
-        (holding(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), "git lfs pull"),
-        (holding(b"\n<!DOCTYPE html><html>"), "web page"),
-        (holding(b'\x40\0\0\0\0\0\0\0{"__metadata__":{}}'), "safetensors"),
-        (holding(b"Entry not found"), "not a GGUF"),
+        (b"GGUF\x04" + bytes(999), "update Edgewise"),
+        (b"GGUF\x01" + bytes(999), "old form"),
+        (bundled("edge").read_bytes()[:-1000], "cut off"),
+        (b"GGUF\x03\0\0\0", "cut off"),
+        (b"", "empty"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
+        (b"\n<!DOCTYPE html><html>", "web page"),
+        (b'\x40\0\0\0\0\0\0\0{"__metadata__":{}}', "safetensors"),
+        (b"Entry not found", "not a GGUF"),
     ],
+    ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_a_gguf_that_cannot_be_run(
-    edgewise: Edgewise, tmp_path: Path, make: Callable[[Path], Path], word: str
-) -> None:
-    refused(edgewise, "--edge", str(make(tmp_path / "bad.gguf")), word=word, flag="--edge")
+def test_a_gguf_that_cannot_be_run(edgewise: Edgewise, content: Any, word: str) -> None:
+    if isinstance(content, bytes):
+        edgewise.write("bad.gguf", content)
+    else:
+        content(edgewise.folder / "bad.gguf")
+    refused(edgewise, "--edge", "bad.gguf", word=word, flag="--edge")
 
 
 def test_a_graph_of_another_runtime(edgewise: Edgewise, onnx_path: Path, tmp_path: Path) -> None:
@@ -127,19 +118,13 @@ def test_a_graph_of_another_runtime(edgewise: Edgewise, onnx_path: Path, tmp_pat
 
 
 @pytest.mark.parametrize("form", ["onnx", "lfm2"])
-def test_hidden_states_of_a_model_without(
-    edgewise: Edgewise, hybrid_paths: HybridPaths, tmp_path: Path, form: str
-) -> None:
+def test_hidden_states_of_none(edgewise: Edgewise, hybrid_paths: HybridPaths, form: str) -> None:
     """A router that reads them is refused, and one that reads none is named."""
     if form == "onnx":
         require_onnx()
-    save_card(tmp_path / "router", read_card(bundled("router")))
-    plain = (
-        hybrid_paths["lfm2"]
-        if form == "lfm2"
-        else convert(read(bundled("edge")), "onnx", tmp_path / "plain")
-    )
-    router = "bundled" if form == "onnx" else str(tmp_path / "router")
-    refused(
-        edgewise, "--edge", str(plain), "--router", router, word="such as entropy", flag="--router"
-    )
+        plain, router = convert(read(bundled("edge")), "onnx", edgewise.folder / "plain"), "bundled"
+    else:
+        save_card(edgewise.folder / "router", read_card(bundled("router")))
+        plain, router = hybrid_paths["lfm2"], "./router"
+    asked = ("--edge", str(plain), "--router", router)
+    refused(edgewise, *asked, word="such as entropy", flag="--router")

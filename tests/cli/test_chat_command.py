@@ -12,6 +12,7 @@ import termios
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,13 +26,18 @@ from tests.llama_server_process import llama_server
 from tests.server.serving import far_cloud
 
 QUESTION = pocketqa().questions[1].prompt
+DROPPED = re.compile(r"the context is full: dropped the oldest questions and answers, (\d+) of \d+")
 
 
-def test_a_conversation_has_turns(edgewise: Edgewise, tmp_path: Path) -> None:
+def saved_by(edgewise: Edgewise) -> Any:
+    return json.loads((edgewise.folder / "talk.json").read_text())
+
+
+def test_a_conversation_has_turns(edgewise: Edgewise) -> None:
     lines = f"Tell me about copper.\n/why\n\nAnd iron?\n/save talk.json\n/quit\n{QUESTION}\n"
     result = edgewise("chat", stdin=lines.encode())
     assert "copper" in result.out
-    saved = json.loads((tmp_path / "talk.json").read_text())
+    saved = saved_by(edgewise)
     roles = [message["role"] for message in saved["messages"]]
     assert roles == ["user", "assistant", "user", "assistant"]
     assert saved["messages"][1]["content"] in result.out
@@ -39,7 +45,7 @@ def test_a_conversation_has_turns(edgewise: Edgewise, tmp_path: Path) -> None:
     assert QUESTION not in json.dumps(saved)
 
 
-def test_why_shows_the_routed_tokens(edgewise: Edgewise) -> None:
+def test_why_shows_the_routed_and_the_corrected_tokens(edgewise: Edgewise) -> None:
     lines = f"/why\n/share 1\n{QUESTION}\n/why\n/share 0\n{QUESTION}\n/why\n"
     result = edgewise("chat", "--verify", "off", stdin=lines.encode())
     assert "There is no answer yet" in result.err
@@ -47,9 +53,6 @@ def test_why_shows_the_routed_tokens(edgewise: Edgewise) -> None:
     assert re.search(r"' \d+\.\d%", result.out)
     assert "cloud" in result.out
     assert "none of its tokens" in result.err
-
-
-def test_why_shows_the_corrected_tokens(edgewise: Edgewise) -> None:
     result = edgewise("chat", stdin=f"{QUESTION}\n/why\n".encode())
     lines = [line.split() for line in result.out.splitlines() if " corrected " in line]
     assert lines
@@ -65,86 +68,69 @@ def test_the_dial_and_the_modes(edgewise: Edgewise) -> None:
     assert none == alone == 0
     ((corrected, of),) = re.findall(r"(\d+) of (\d+) tokens corrected", result.err)
     assert 0 < int(corrected) < int(of)
+    # The dial tells where it stands.
+    told = edgewise("chat", "--cloud-share", "7%", stdin=b"/share\n/mode edge\n/share\n").err
+    assert re.findall(r"to (\d+)%", told) == ["7", "0"]
+    assert "0.25" in edgewise("chat", "--threshold", "0.25", stdin=b"/share\n").err
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [
-        ("/dance", "no command /dance"),
-        ("/new ideas for a party", "/new takes no text"),
-        ("/quit it", "/quit takes no text"),
-        ("/share lots", "'lots'"),
-        ("/share 2", "from 0 to 1"),
-        ("/mode both", "/mode needs"),
-        ("/save", "/save needs"),
-        ("/save no/such/folder.json", "cannot be written"),
-        ("/save ~nobody-of-this-name/talk.json", "cannot be written"),
-        ("/save talk\0.json", "cannot be written"),
-        ("copper " * 5000, "do not fit"),
-    ],
-)
-def test_a_mistake_costs_nothing(edgewise: Edgewise, line: str, told: str) -> None:
-    result = edgewise("chat", stdin=f"{line}\nTell me about copper.\n".encode())
-    assert told in result.err
+MISTAKES = {
+    "/dance": "no command /dance",
+    "/shar 0.1": "no command /shar; did you mean '/share'",
+    "/new ideas for a party": "/new takes no text",
+    "/quit it": "/quit takes no text",
+    "/share lots": "'lots'",
+    "/share 2": "from 0 to 1",
+    "/mode both": "/mode needs",
+    "/save": "/save needs",
+    "/save no/such/folder.json": "no/such/folder.json' cannot be written",
+    "/save ~nobody-of-this-name/talk.json": "~nobody-of-this-name/talk.json' cannot be written",
+    "/save talk\0.json": "talk\\x00.json' cannot be written",
+    "copper " * 5000: "do not fit",
+}
+
+
+def test_mistakes_cost_nothing(edgewise: Edgewise) -> None:
+    lines = ["Tell me about tin.", *MISTAKES, "Tell me about copper."]
+    result = edgewise("chat", stdin="".join(f"{line}\n" for line in lines).encode())
+    for told in MISTAKES.values():
+        assert told in result.err
     assert "copper" in result.out
+    assert not DROPPED.search(result.err)
 
 
-@pytest.mark.parametrize("line", ["/etc/passwd what is this", "/etc/passwd", "/ or not", "/me too"])
-def test_a_line_that_begins_with_a_path_is_a_question(
-    edgewise: Edgewise, tmp_path: Path, line: str
-) -> None:
-    result = edgewise("chat", stdin=f"{line}\n/save talk.json\n".encode())
+def test_such_lines_are_questions(edgewise: Edgewise) -> None:
+    lines = ["/etc/passwd what is this", "/etc/passwd", "/ or not", "/me too"]
+    # One ends at a line feed alone.
+    lines += [f"Tell me about tin.{space}And iron?" for space in "\u2028\x85\x0b\x0c"]
+    result = edgewise("chat", stdin="\n".join([*lines, "/save talk.json\n"]).encode())
     assert "command" not in result.err
-    saved = json.loads((tmp_path / "talk.json").read_text())
-    assert saved["messages"][0]["content"] == line
+    asked = [one["content"] for one in saved_by(edgewise)["messages"] if one["role"] == "user"]
+    assert asked == lines
 
 
 @pytest.mark.parametrize("line", ["\ufeff/local", "/LOCAL", "/Local\r"])
-def test_a_command_is_one_in_any_case_and_behind_a_byte_order_mark(
-    edgewise: Edgewise, line: str
-) -> None:
+def test_a_command_in_any_case_and_behind_a_byte_order_mark(edgewise: Edgewise, line: str) -> None:
     """Seen: a question that was to stay here was sent."""
     told = edgewise("chat", stdin=f"{line}\n/share 5%\n".encode()).err
     assert "the conversation is local" in told
     assert "command" not in told
 
 
-@pytest.mark.parametrize("space", ["\u2028", "\x85", "\x0b", "\x0c"])
-def test_a_piped_question_ends_at_a_line_feed_alone(
-    edgewise: Edgewise, tmp_path: Path, space: str
-) -> None:
-    asked = f"Tell me about tin.{space}And iron?"
-    edgewise("chat", stdin=f"{asked}\n/save talk.json\n".encode())
-    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
-    assert [one["content"] for one in saved if one["role"] == "user"] == [asked]
-
-
-def test_the_dial_tells_where_it_stands(edgewise: Edgewise) -> None:
-    told = edgewise("chat", "--cloud-share", "7%", stdin=b"/share\n/mode edge\n/share\n").err
-    assert re.findall(r"to (\d+)%", told) == ["7", "0"]
-    assert "0.25" in edgewise("chat", "--threshold", "0.25", stdin=b"/share\n").err
-
-
 @pytest.mark.parametrize(
     ("cloud", "told"),
     [
-        (
-            "bundled --router entropy",
-            "edge here, asks cloud (here) for up to 5% of the tokens; not",
-        ),
-        ("bundled", "to verify every token, and for up to 10% of the tokens; nothing leaves"),
-        (
-            "bundled --verify exact",
-            "to verify every token, and write each that is not its own; not",
-        ),
-        ("none", "edge here; nothing leaves"),
+        ("bundled --router entropy", "edge here, asks cloud (here) for up to 5% of the tokens"),
+        ("bundled", "to verify every token, and for up to 10% of the tokens"),
+        ("bundled --verify exact", "to verify every token, and write each that is not its own"),
+        ("none", "edge here"),
     ],
 )
 def test_a_chat_opens_with_what_leaves(tmp_path: Path, cloud: str, told: str) -> None:
     flags = ("--cloud", *cloud.split())
     with closing(Terminal(tmp_path, "chat", *flags, COLUMNS="200")) as terminal:
         shown = terminal.wait_for("/help")
-    assert told in shown
+    assert f"{told}; nothing leaves" in shown
     # Two models on the same cores take turns.
     assert ("whether the cloud alone is sooner" in shown) is ("to verify" in told)
 
@@ -227,7 +213,7 @@ def test_an_interrupted_answer_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-def test_local_keeps_everything_from_there_on_here(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_local_keeps_everything_from_there_on_here(edgewise: Edgewise) -> None:
     lines = (
         f"/local now\n{QUESTION}\n/local\nTell me about copper.\n/mode cloud\n{QUESTION}\n"
         "/save talk.json\n/new\n/mode cloud\nTell me about iron.\n"
@@ -238,14 +224,14 @@ def test_local_keeps_everything_from_there_on_here(edgewise: Edgewise, tmp_path:
     assert "/local takes no text" in result.err
     assert "nothing leaves this device" in result.err
     assert "/mode cloud is not possible" in result.err
-    saved = json.loads((tmp_path / "talk.json").read_text())
+    saved = saved_by(edgewise)
     marks = [message.get("local", False) for message in saved["messages"]]
     assert marks == [False, False, True, True, True, True]
-    told = (tmp_path / "out.jsonl").read_text().splitlines()
-    texts = [json.loads(line)["text"] for line in told]
-    assert any(QUESTION in text for text in texts)
-    assert any("iron" in text for text in texts)
-    assert not any("copper" in text for text in texts)
+    sent = (edgewise.folder / "out.jsonl").read_text().splitlines()
+    texts = "\0".join(json.loads(line)["text"] for line in sent)
+    assert QUESTION in texts
+    assert "iron" in texts
+    assert "copper" not in texts
 
 
 @pytest.mark.parametrize("trust", [(), ("--trust", "box")])
@@ -265,13 +251,10 @@ def test_local_says_what_is_sent_all_the_same(
 
 METALS = ("copper", "iron", "silver", "gold", "lead", "tin", "zinc", "nickel")
 WORDS = (*METALS, "oak", "pine", "trout", "heron", "hammer", "chair")
-DROPPED = re.compile(r"the context is full: dropped the oldest questions and answers, (\d+) of \d+")
 
 
 @pytest.mark.parametrize("cloud", ["none", "bundled"])
-def test_a_full_context_drops_the_oldest_turns(
-    edgewise: Edgewise, tmp_path: Path, cloud: str
-) -> None:
+def test_a_full_context_drops_the_oldest_turns(edgewise: Edgewise, cloud: str) -> None:
     lines = "".join(f"Tell me about {word}.\n" for word in WORDS) + "/save talk.json\n"
     flags = ("--ctx", "192", "--cloud", cloud, "--system", "Be brief.", "--threshold", "0.9")
     result = edgewise("chat", *flags, stdin=lines.encode())
@@ -279,20 +262,13 @@ def test_a_full_context_drops_the_oldest_turns(
     # Each makes room for some turns, so that what remains is read anew now and then only.
     assert 1 <= len(dropped) <= len(WORDS) // 2
     assert "cut at" not in result.err
-    saved = json.loads((tmp_path / "talk.json").read_text())["messages"]
+    saved = saved_by(edgewise)["messages"]
     assert len(saved) == 1 + 2 * len(WORDS)
     # The last answer is that to what was kept, behind the system message.
     kept = [saved[0], *saved[1 + 2 * sum(dropped) : -1]]
     with Pair("bundled", cloud=cloud, ctx=192, threshold=0.9) as pair:
         assert pair.ask(kept).text == saved[-1]["content"]
         assert len(pair.prompt(kept).ids) <= 192 * 3 // 4
-
-
-def test_a_question_that_never_fits_drops_nothing(edgewise: Edgewise) -> None:
-    lines = f"Tell me about tin.\n{'copper ' * 300}\nTell me about iron.\n"
-    result = edgewise("chat", "--ctx", "192", "--cloud", "none", stdin=lines.encode())
-    assert not DROPPED.search(result.err)
-    assert "do not fit" in result.err
 
 
 def test_a_text_api_that_knows_no_filters_is_consulted_all_the_same(edgewise: Edgewise) -> None:

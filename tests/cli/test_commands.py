@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -67,56 +67,45 @@ def test_json_tells_the_answer_token_by_token(edgewise: Edgewise) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_a_byte_order_mark_is_no_part_of_a_file(
-    edgewise: Edgewise, tmp_path: Path, encoding: str
-) -> None:
-    def write(name: str, text: str) -> None:
-        (tmp_path / name).write_bytes(text.encode(encoding))
-
-    write("schema.json", '{"enum": [1]}')
-    write("price.toml", "input = 1.0\r\ncached = 0.1\r\noutput = 2.0\r\n")
+def test_a_byte_order_mark_is_no_part_of_a_file(edgewise: Edgewise, encoding: str) -> None:
+    prices = "input = 1.0\r\ncached = 0.1\r\noutput = 2.0\r\n"
+    edgewise.write("schema.json", '{"enum": [1]}'.encode(encoding))
+    edgewise.write("price.toml", prices.encode(encoding))
     found = answer(edgewise, PROMPT, "--json-schema", "schema.json", "--price", "price.toml")
     assert found["text"].strip() == "1"
     plain, marked = (answer(edgewise, stdin=PROMPT.encode(one)) for one in ("utf-8", encoding))
     assert ids(marked) == ids(plain)
     edgewise("keys", "add", "laptop", "--keys", "keys.json")
-    write("keys.json", (tmp_path / "keys.json").read_text())
+    edgewise.write("keys.json", (edgewise.folder / "keys.json").read_text().encode(encoding))
     assert "laptop" in edgewise("keys", "list", "--keys", "keys.json").out
 
 
-@pytest.mark.parametrize("size", ["0", "²", "9" * 5000, ""])
-def test_a_terminal_of_no_size_is_printed_to(cli: Run, size: str) -> None:
-    assert "bundled" in cli("models", "list", COLUMNS=size, LINES=size).stdout
+EMPTY = dict.fromkeys(("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN"), "")
+NINES = "9" * 5000
+POSIX = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
-def test_the_hubs_empty_variables_are_unset(cli: Run) -> None:
-    empty = dict.fromkeys(("HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN"), "")
-    cli("models", "list", "--json", **empty, SSL_CERT_FILE="")
-    away = empty | {"HF_HUB_OFFLINE": "1"}
-    refused = cli("run", PROMPT, "--edge", "own/none", code=2, **away)
-    assert "https://huggingface.co" in refused.stderr
+@pytest.mark.parametrize(
+    ("command", "variables", "said"),
+    [
+        *(("models list", {"COLUMNS": n, "LINES": n}, "bundled") for n in ("0", "²", NINES, "")),
+        # The hub's empty variables are unset.
+        ("models list --json", {**EMPTY, "SSL_CERT_FILE": ""}, "bundled"),
+        ("run Hi --edge own/none", {**EMPTY, "HF_HUB_OFFLINE": "1"}, "https://huggingface.co"),
+        ("run Écris --max-tokens 2 --cloud none", POSIX, "\n"),
+        # Letters that stdout has not are escaped.
+        ("keys list --keys keys.json", {"PYTHONIOENCODING": "ascii"}, r"\u043a"),
+    ],
+)
+def test_odd_environments(
+    cli: Run, edgewise: Edgewise, command: str, variables: dict[str, str], said: str
+) -> None:
+    edgewise("keys", "add", "ключ", "--keys", "keys.json")
+    done = cli(*command.split(), code=2 if "huggingface" in said else 0, **variables)
+    assert said in (done.stderr if done.returncode else done.stdout)
 
 
-def test_the_cap_is_never_exceeded(edgewise: Edgewise) -> None:
-    eager = ("--router", "constant:1", "--threshold", "0.5", PROMPT)
-    uncapped = answer(edgewise, *eager)
-    assert uncapped["usage"]["cloud_tokens"] > 1
-    for span in ("1", "4"):
-        capped = answer(edgewise, *eager, "--max-cloud-tokens", "1", "--span", span)
-        sources = [token["source"] for token in capped["tokens"]]
-        assert sources.count("cloud") == capped["usage"]["cloud_tokens"] == 1
-        assert capped["usage"]["cloud_calls"] == 1
-    assert answer(edgewise, *eager, "--max-cloud-tokens", "0")["usage"]["cloud_calls"] == 0
-
-
-def test_a_seed_reproduces_a_drawn_answer(edgewise: Edgewise, bpe_path: Path) -> None:
-    drawn = ("--edge", str(bpe_path), "--temperature", "1", "--max-tokens", "16", "Hello")
-    first = answer(edgewise, *drawn, "--seed", "7")
-    assert ids(answer(edgewise, *drawn, "--seed", "7")) == ids(first)
-    assert ids(answer(edgewise, *drawn, "--seed", "8")) != ids(first)
-
-
-def test_flags_reach_the_answer(edgewise: Edgewise) -> None:
+def test_flags_reach_the_answer(edgewise: Edgewise, bpe_path: Path) -> None:
     whole = answer(edgewise, PROMPT)
     assert ids(answer(edgewise, PROMPT, "--max-tokens", "2")) == ids(whole)[:2]
     stop = whole["text"][3:5]
@@ -127,6 +116,19 @@ def test_flags_reach_the_answer(edgewise: Edgewise) -> None:
     more = answer(edgewise, PROMPT, "--system", "Be brief.", "--max-tokens", "2")
     lengths = [found["usage"]["prompt_tokens"] for found in (bare, whole, more)]
     assert lengths == sorted(set(lengths))
+    # The cap is never exceeded.
+    eager = ("--router", "constant:1", "--threshold", "0.5", PROMPT)
+    assert answer(edgewise, *eager)["usage"]["cloud_tokens"] > 1
+    for span in ("1", "4"):
+        capped = answer(edgewise, *eager, "--max-cloud-tokens", "1", "--span", span)
+        sources = [token["source"] for token in capped["tokens"]]
+        assert sources.count("cloud") == capped["usage"]["cloud_tokens"] == 1
+        assert capped["usage"]["cloud_calls"] == 1
+    assert answer(edgewise, *eager, "--max-cloud-tokens", "0")["usage"]["cloud_calls"] == 0
+    # A seed reproduces what is drawn.
+    drawn = ("--edge", str(bpe_path), "--temperature", "1", "--max-tokens", "16", "Hello")
+    first, again, other = (ids(answer(edgewise, *drawn, "--seed", seed)) for seed in "778")
+    assert first == again != other
 
 
 def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
@@ -134,53 +136,40 @@ def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
     result = edgewise("run", PROMPT)
     assert result.out == text + "\n"
     summary = result.err.splitlines()[-1]
+    *before, consults, vocabulary = edgewise("run", PROMPT, "--stats").err.splitlines()
+    assert len(before) + 2 > len(result.err.splitlines())
+    assert re.search(r"[1-9]\d* consults", consults)
+    assert "vocabulary" in vocabulary
     share = r"(used|cloud share) [\d.]+%.* 10%.*"
     verified = rf"verified by cloud: \d+ of \d+ tokens corrected \({share}\).* · [\d.]+ s"
     assert re.fullmatch(verified, summary)
     routed = edgewise("run", PROMPT, "--cloud-share", "10%", "--verify", "off").err.splitlines()[-1]
     assert re.fullmatch(rf"\d+ edge \+ \d+ cloud tokens · [\d.]+ s · {share}", routed)
     # The router of a constant wants the cloud nowhere, or everywhere: then the bucket is empty.
-    found = [
-        edgewise("run", PROMPT, "--router", f"constant:{score}", "--cloud-share", "0.5%").err
-        for score in (0, 1)
-    ]
-    assert "used 0.0% of the 0.5% allowed: the router" in found[0]
-    assert ": 0.5% are allowed" in found[1]
+    little = ("run", PROMPT, "--cloud-share", "0.5%", "--router")
+    unused = "used 0.0% of the 0.5% allowed: the router"
+    assert unused in edgewise(*little, "constant:0").err
+    assert ": 0.5% are allowed" in edgewise(*little, "constant:1").err
     capped = ("--router", "constant:1", "--cloud-share", "90%", "--max-cloud-tokens", "1")
     assert "of the 90% allowed: the answer's cap" in edgewise("run", PROMPT, *capped).err
     alone = edgewise("run", PROMPT, "--cloud", "none").err.splitlines()[-1]
     assert re.fullmatch(r"\d+ tokens · \d+ tokens/s", alone)
 
 
-def test_letters_that_stdout_has_not_are_escaped(cli: Run, edgewise: Edgewise) -> None:
-    edgewise("keys", "add", "ключ", "--keys", "keys.json")
-    told = cli("keys", "list", "--keys", "keys.json", PYTHONIOENCODING="ascii")
-    assert r"\u043a" in told.stdout
-
-
-def test_statistics_are_said_where_asked_for(edgewise: Edgewise) -> None:
-    told = edgewise("run", PROMPT, "--stats").err.splitlines()
-    plain = edgewise("run", PROMPT).err.splitlines()
-    assert len(told) > len(plain)
-    assert re.search(r"[1-9]\d* consults", told[-2])
-    assert "vocabulary" in told[-1]
-
-
 @pytest.mark.parametrize("prompt", ["Tell me about oxygen.", "Why is the sky blue?"])
 def test_the_bundled_pair_says_first_that_it_is_a_toy(edgewise: Edgewise, prompt: str) -> None:
     told = edgewise("run", prompt).err
     assert "--edge smollm2" in told.splitlines()[0]
-    taught = (
-        "Question: What are wine, horse and spaghetti? Come to the point. Answer and Reasoning:"
-    )
-    assert "smollm2" not in edgewise("run", taught).err
+    taught = "What are wine, horse and spaghetti? Come to the point."
+    asked = f"Question: {taught} Answer and Reasoning:"
+    assert "smollm2" not in edgewise("run", asked).err
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_control_characters_do_not_reach_the_terminal(
-    edgewise: Edgewise, bpe_path: Path, seed: int
+@pytest.mark.parametrize("seed", "01")
+def test_control_characters_reach_no_terminal(
+    edgewise: Edgewise, bpe_path: Path, seed: str
 ) -> None:
-    drawn = ("run", "Hello", "--edge", str(bpe_path), "--temperature", "3", "--seed", str(seed))
+    drawn = ("run", "Hello", "--edge", str(bpe_path), "--temperature", "3", "--seed", seed)
     text = edgewise.json(*drawn)["text"]
     assert printable(text) != text, "the model wrote no control character: nothing was tested"
     assert edgewise(*drawn).out == printable(text) + "\n"
@@ -196,12 +185,10 @@ def test_printable_drops_controls_and_keeps_the_rest(text: str) -> None:
 
 
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}])
-def test_the_clouds_tokens_show_with_colour_and_without(
-    tmp_path: Path, variables: dict[str, str]
-) -> None:
+def test_the_clouds_tokens_have_colour(tmp_path: Path, variables: dict[str, str]) -> None:
     with closing(Terminal(tmp_path, "run", PROMPT, "--router", "constant:1", **variables)) as shown:
         text = shown.wait_for("cloud tokens")
-    assert "\x1b[1;4m" in text if variables else "\x1b[1;4;31m" in text
+    assert ("\x1b[1;4m" if variables else "\x1b[1;4;31m") in text
     assert ("31m" in text) is not bool(variables)
 
 
@@ -214,16 +201,23 @@ def test_a_cloud_of_another_vocabulary(edgewise: Edgewise, other_path: Path) -> 
     assert found["usage"]["cloud_completion_tokens"]
 
 
-@pytest.mark.parametrize("command", ["", "run", "models list", "bench", "router show"])
-def test_help_is_a_flag_a_command_and_what_is_said_where_nothing_is(
-    edgewise: Edgewise, command: str
-) -> None:
+@pytest.mark.parametrize(
+    "command", ["", "run", "chat", "doctor", "models list", "bench", "router show"]
+)
+def test_help_is_a_flag_a_command_and_the_default(edgewise: Edgewise, command: str) -> None:
     words = command.split()
     shown = [edgewise(*words, flag) for flag in ("-h", "--help", "--help-all")]
     for one in shown:
         found = re.findall(r"^ *-h.*?(?=  )", one.out, re.MULTILINE)
         assert [name.strip() for name in found] == ["-h, --help"]
     assert edgewise("help", *words) == shown[1]
+    if command in ("run", "chat", "doctor"):
+        # It fits a screen, and the rest is asked for.
+        common = shown[1].out.splitlines()
+        assert len(common) <= 45
+        assert max(map(len, common)) <= 80
+        assert any("--edge MODEL" in line for line in common)
+        assert "--cloud-engine" not in shown[1].out
     if command in ("", "bench"):
         told = edgewise(*words, code=2)
         assert (told.out, told.err) == ("", shown[1].out)
@@ -237,21 +231,17 @@ def test_a_document_on_stdin_joins_the_prompt(cli: Run, edgewise: Edgewise) -> N
     assert edgewise(*asked, "-", stdin=QUESTION.encode()).out == alone
 
 
+RUN = (sys.executable, "-m", "edgewise", "run", QUESTION)
+PIPES: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
 def test_an_endless_stdin_is_told_of(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "edgewise", "run", QUESTION],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=tmp_path,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
-        assert "reading stdin until it ends" in process.stderr.readline()
+    with subprocess.Popen(RUN, cwd=tmp_path, stdin=subprocess.PIPE, **PIPES) as process:
+        assert b"reading stdin until it ends" in process.stderr.readline()
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert out.strip()
-    assert "verified by" in err
+    assert b"verified by" in err
 
 
 @pytest.mark.deep
@@ -267,13 +257,11 @@ def test_an_answer_goes_on_until_the_context_is_full_and_a_cut_is_told(cli: Run)
 @pytest.mark.deep
 def test_an_interrupted_answer_leaves_what_it_came_to(tmp_path: Path) -> None:
     asks = ("--router", "constant:1", "--threshold", "0.5", "--speculate", "0")
-    command = [sys.executable, "-m", "edgewise", "run", QUESTION, *asks]
-    pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes: Any = {"stdin": subprocess.DEVNULL, **PIPES}
     with (
         far_cloud(0.3) as link,
-        subprocess.Popen([*command, "--cloud", link.url], cwd=tmp_path, **pipes) as process,
+        subprocess.Popen([*RUN, *asks, "--cloud", link.url], cwd=tmp_path, **pipes) as process,
     ):
-        assert process.stdout is not None
         assert process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
@@ -299,13 +287,16 @@ def test_run_against_a_real_llama_server(cli: Run) -> None:
 
 
 @pytest.mark.deep
-def test_demo_compares_the_three(edgewise: Edgewise) -> None:
+def test_demo_compares_the_three_as_the_readme_shows(edgewise: Edgewise) -> None:
     told = edgewise.json("demo", "--questions", "6")
     edge, cloud, pair = told["systems"]
     assert [one["system"] for one in (edge, cloud, pair)] == ["edge", "cloud", "pair, served"]
     assert pair["questions"] == 6
     assert pair["families"].keys() == {*pocketqa().families}
     assert 0 <= pair["cloud_share"] <= 1
+    shown = (ROOT / "README.md").read_text().partition("```text\n")[2].partition("```")[0]
+    told = edgewise("demo").out.splitlines()
+    assert [line for line in shown.splitlines() if line not in told] == []
 
 
 def test_demo_shows_three_answers_that_the_cloud_saves(cli: Run) -> None:
@@ -321,31 +312,10 @@ def test_demo_shows_three_answers_that_the_cloud_saves(cli: Run) -> None:
 
 
 @pytest.mark.deep
-def test_the_readme_shows_what_the_demo_says(cli: Run) -> None:
-    shown = (ROOT / "README.md").read_text().partition("```text\n")[2].partition("```")[0]
-    done = cli("demo")
-    assert [line for line in shown.splitlines() if line not in done.stdout.splitlines()] == []
-
-
-@pytest.mark.parametrize("command", ["run", "chat", "doctor"])
-def test_help_fits_a_screen_and_the_rest_is_asked_for(edgewise: Edgewise, command: str) -> None:
-    common = edgewise(command, "--help").out.splitlines()
-    assert len(common) <= 45
-    assert max(map(len, common)) <= 80
-    assert any("--edge MODEL" in line for line in common)
-    assert "--cloud-engine" not in "\n".join(common)
-
-
-@pytest.mark.deep
-def test_a_real_model_is_stopped_where_it_repeats_itself(edgewise: Edgewise) -> None:
+def test_a_real_model_draws_and_is_stopped_where_it_repeats_itself(edgewise: Edgewise) -> None:
     smollm2_or_skip()
     told = edgewise("run", "Write a haiku about cats and then another.", "--edge", "smollm2")
     assert "repeats itself" in told.err.splitlines()[-1]
-
-
-@pytest.mark.deep
-def test_a_chat_with_a_real_model_draws(edgewise: Edgewise) -> None:
-    smollm2_or_skip()
     arguments = ("chat", "--edge", "smollm2", "--max-tokens", "24")
     question = b"Tell me a joke.\n"
     greedy = {edgewise(*arguments, "--temperature", "0", stdin=question).out for _ in range(2)}
@@ -354,28 +324,14 @@ def test_a_chat_with_a_real_model_draws(edgewise: Edgewise) -> None:
     assert len(drawn) > 1
 
 
-def test_a_prompt_is_utf8_whatever_the_locale(cli: Run) -> None:
-    plain = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    cli("run", "Écris", "--max-tokens", "2", "--cloud", "none", **plain)
+def test_special_tokens_in_a_prompt_are_text_unless_it_has_no_template(edgewise: Edgewise) -> None:
+    def tokens(*arguments: str) -> int:
+        found = answer(edgewise, *arguments, "--cloud", "none", "--max-tokens", "1")
+        return found["usage"]["prompt_tokens"]
 
-
-def prompt_tokens(edgewise: Edgewise, *arguments: str) -> int:
-    found = answer(edgewise, *arguments, "--cloud", "none", "--max-tokens", "1")
-    return found["usage"]["prompt_tokens"]
-
-
-def test_without_a_template_a_prompt_is_read_as_its_writer_made_it(edgewise: Edgewise) -> None:
-    raw = "<|user|>Hi<|end|><|assistant|>"
-    assert prompt_tokens(edgewise, raw, "--no-template") == prompt_tokens(edgewise, "Hi")
-
-
-@pytest.mark.parametrize("argument", ["--system", None])
-def test_with_one_they_are_text(edgewise: Edgewise, argument: str | None) -> None:
-    harmless, loaded = (
-        prompt_tokens(edgewise, *(["Hi", argument, said] if argument else [said]))
-        for said in ("Hi", "Hi<|end|>")
-    )
-    assert loaded > harmless + 1
+    assert tokens("<|user|>Hi<|end|><|assistant|>", "--no-template") == tokens("Hi")
+    assert tokens("Hi<|end|>") > tokens("Hi") + 1
+    assert tokens("Hi", "--system", "Hi<|end|>") > tokens("Hi", "--system", "Hi") + 1
 
 
 @pytest.mark.parametrize(("failing", "warned"), [(0, None), (1, False), (99, True)])
@@ -383,9 +339,8 @@ def test_a_cloud_that_never_helped_is_a_warning(
     failing: int, warned: bool | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = replying("blue", prompt="sky? ")
-    cloud = ScriptedCloud(
-        script, fault=lambda ask: CloudUnavailable("gone.") if ask < failing else None
-    )
+    gone = CloudUnavailable("gone.")
+    cloud = ScriptedCloud(script, fault=lambda ask: gone if ask < failing else None)
     decoder = Decoder(ScriptedEdge(script), router=Constant(1.0), policy=Policy(), cloud=cloud)
     collect(render.painted(decoder.stream(list(b"sky? "))))
     said = capsys.readouterr().err
@@ -401,30 +356,23 @@ def told(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return told
 
 
-def reading(told: io.StringIO, said: str, prompt: str) -> Callable[[Sequence[int]], Floats]:
-    """A model that has read all of its prompt once the terminal was told so."""
-    script = replying("blue", prompt=prompt)
-
-    def slow(ids: Sequence[int]) -> Floats:
-        if len(ids) == len(prompt):
-            until = time.monotonic() + 60
-            while said not in told.getvalue() and time.monotonic() < until:
-                time.sleep(0.01)
-        return script(ids)
-
-    return slow
-
-
 LINE_IS_ERASED = "\x1b[2K"
 
 
 @pytest.mark.parametrize("who", ["edge", "cloud"])
-def test_a_terminal_is_told_what_is_read_before_the_first_token(
-    told: io.StringIO, who: str
-) -> None:
+def test_a_terminal_is_told_what_is_read_before_a_token(told: io.StringIO, who: str) -> None:
     prompt = "sky? " * 20
     said = "reading 100 tokens, 99%" if who == "edge" else "the cloud, which reads 100 tokens"
-    slow, quick = reading(told, said, prompt), replying("blue", prompt=prompt)
+    quick = replying("blue", prompt=prompt)
+
+    def slow(ids: Sequence[int]) -> Floats:
+        """Has read all of the prompt once the terminal was told so."""
+        until = time.monotonic() + 60
+        while len(ids) == len(prompt) and said not in told.getvalue():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        return quick(ids)
+
     edge = ScriptedEdge(slow if who == "edge" else quick)
     cloud = LocalCloud(ScriptedEdge(quick if who == "edge" else slow))
     router = Constant(0.0 if who == "edge" else 1.0)
@@ -439,9 +387,7 @@ def test_a_terminal_is_told_what_is_read_before_the_first_token(
     assert LINE_IS_ERASED in told.getvalue().rpartition(said)[2]
 
 
-def test_a_cloud_of_this_process_that_will_read_as_much_is_foretold(
-    told: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reading_to_come_is_foretold(told: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "LONG_READING", 0.0)
     edge, large = (ScriptedEdge(replying("blue", prompt="sky? ")) for _ in range(2))
     edge.parameters, large.parameters = 10, 10**9

@@ -55,9 +55,7 @@ def report(edgewise: Edgewise, *arguments: str) -> tuple[dict[str, Any], dict[st
     return {check["name"]: check for check in told["checks"]}, told["advice"]
 
 
-def test_a_warm_consult_has_something_to_read(
-    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_warm_consult_has_to_read(edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same question once more would be answered from the cache, without a decode."""
     point = EntryPoint("recorded", f"{__name__}:Recorded", "edgewise.cloud")
     monkeypatch.setattr(
@@ -73,17 +71,14 @@ def test_a_warm_consult_has_something_to_read(
     assert f"{len(asks[0])} tokens to read" in checks["consult"]["detail"]
 
 
-def rewinds(edgewise: Edgewise, *arguments: str) -> dict[str, str]:
-    """The check of that name."""
-    return report(edgewise, "--cloud", "none", *arguments)[0]["rollback"]
+def rewinds(edgewise: Edgewise, edge: Path) -> dict[str, str]:
+    return report(edgewise, "--cloud", "none", "--edge", str(edge))[0]["rollback"]
 
 
-def test_how_the_edge_goes_back(
-    edgewise: Edgewise, bpe_path: Path, hybrid_paths: HybridPaths
-) -> None:
+def test_how_edges_go_back(edgewise: Edgewise, bpe_path: Path, hybrid_paths: HybridPaths) -> None:
     for path in (bpe_path, hybrid_paths["gemma3"]):
-        assert rewinds(edgewise, "--edge", str(path))["detail"].startswith("anywhere")
-    found = rewinds(edgewise, "--edge", str(hybrid_paths["qwen35"]))
+        assert rewinds(edgewise, path)["detail"].startswith("anywhere")
+    found = rewinds(edgewise, hybrid_paths["qwen35"])
     assert (found["status"], found["detail"].startswith("to checkpoints")) == ("ok", True)
 
 
@@ -97,7 +92,7 @@ def test_an_edge_that_cannot_go_back(
         raise RuntimeError("RewindTo is currently not supported")
 
     monkeypatch.setattr(import_genai().Generator, "rewind_to", refuse)
-    found = rewinds(edgewise, "--edge", str(folder))
+    found = rewinds(edgewise, folder)
     assert found["status"] == "warn"
     assert "GGUF" in found["fix"]
 
@@ -109,9 +104,8 @@ def test_how_an_api_that_takes_text_goes_on(edgewise: Edgewise, cached: bool, st
         checks, _ = report(edgewise, "--cloud", server.url)
     assert "two, by words of text" in checks["vocabulary"]["detail"]
     assert "Mistral" in checks["vocabulary"]["detail"]
-    assert checks["consult"]["status"] == "ok"
-    assert checks["what leaves the device"]["status"] == "warn"
-    assert checks["prompt cache"]["status"] == status
+    asked = ("consult", "what leaves the device", "prompt cache")
+    assert [checks[name]["status"] for name in asked] == ["ok", "warn", status]
     told = "of 1" if cached else "does not tell what it had"
     assert told in checks["prompt cache"]["detail"]
 
@@ -127,7 +121,7 @@ def own_engine() -> Iterator[ScriptedEngine]:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_what_an_engine_computes_again(
+def test_what_is_computed_again(
     edgewise: Edgewise, own_engine: ScriptedEngine, cached: bool
 ) -> None:
     """Of a hybrid, say, whose cache has blocks that are longer than the prompt."""
@@ -150,7 +144,6 @@ def test_a_slow_edge_is_advised_to_stream(edgewise: Edgewise) -> None:
     with llama_server(bundled("cloud")) as server, closing(PacedEngine(server, pace)) as engine:
         checks, advice = report(edgewise, "--cloud", engine.url, "--price", "0.28,0.028,0.42")
         shown = edgewise("doctor", "--cloud", engine.url, "--cloud-share", "0.1")
-    assert advice is not None
     assert advice["fastest"] == "edge"
     assert advice["edge"] < advice["routing"] < advice["streaming"]
     assert advice["streaming"] == pytest.approx(pace.token, rel=0.5)
@@ -167,14 +160,24 @@ def test_the_bundled_pair_is_advised_without_a_bill(edgewise: Edgewise) -> None:
     checks, advice = report(edgewise)
     assert {check["status"] for check in checks.values()} == {"ok"}
     assert checks["what leaves the device"]["detail"].startswith("nothing")
-    assert advice is not None
     assert advice["cost_ratio"] is None
     assert advice["routing"] > 0
     assert "60 tokens" in advice["sentences"][0]
 
 
-def paced(monkeypatch: pytest.MonkeyPatch, pair: float) -> list[Decoder]:
-    """What is decoded from now on, at so many seconds a token of the pair."""
+@pytest.mark.parametrize(
+    ("pair", "flags", "said"),
+    [
+        (0.083, "--threshold 0.7 --speculate 3", "use the large model alone: "),
+        (0.036, "--threshold 0.7 --speculate 3", "route: "),
+        (0.036, "", "verify: 32% less time"),
+        (0.036, "--verify exact", "verify: 32% less time"),
+    ],
+)
+def test_two_models_on_this_device_are_decoded(
+    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, pair: float, flags: str, said: str
+) -> None:
+    """They compete for its cores: what each takes by itself says little of the pair."""
     asked: list[Decoder] = []
 
     def pace(decoder: Decoder, cloud: CloudModel, done: Callable[[], None]) -> DecodedPace:
@@ -182,77 +185,52 @@ def paced(monkeypatch: pytest.MonkeyPatch, pair: float) -> list[Decoder]:
         return DecodedPace(0.034, pair, 0.053)
 
     monkeypatch.setattr("edgewise.cli.doctor.decoded", pace)
-    return asked
-
-
-@pytest.mark.parametrize(("pair", "said"), [(0.083, "large model alone: "), (0.036, "route: ")])
-def test_two_models_on_this_device_are_decoded(
-    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, pair: float, said: str
-) -> None:
-    """They compete for its cores: what each takes by itself says little of the pair."""
-    asked = paced(monkeypatch, pair)
-    flags = ("--threshold", "0.7", "--speculate", "3")
-    _, advice = report(edgewise, *flags)
-    assert advice is not None
+    checks, advice = report(edgewise, *flags.split())
     assert (advice["edge"], advice["routing"], advice["streaming"]) == (0.034, pair, 0.053)
-    assert said in advice["sentences"][2]
-    assert (asked[0].policy.threshold, asked[0].policy.speculate) == (0.7, 3)
-
-
-@pytest.mark.parametrize("verify", ["on", "exact"])
-def test_a_cloud_that_verifies_is_told_of_instead_of_a_router(
-    edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch, verify: str
-) -> None:
-    asked = paced(monkeypatch, 0.036)
-    checks, advice = report(edgewise, *(("--verify", verify) if verify == "exact" else ()))
+    assert advice["sentences"][2].startswith(said)
+    policy = asked[0].policy
+    if "threshold" in flags:
+        assert (policy.threshold, policy.speculate) == (0.7, 3)
+        assert "could verify" in checks["verification"]["detail"]
+        assert {"router", "consult"} <= checks.keys()
+        return
+    # What verifies is told of instead of a router.
+    assert policy.verify == ("exact" if flags else "on")
     assert "router" not in checks
-    assert checks["verification"]["detail"].startswith(f"{verify}: ")
+    assert checks["verification"]["detail"].startswith(f"{policy.verify}: ")
     assert "to verify 5 tokens" in checks["consult"]["detail"]
-    assert asked[0].policy.verify == verify
-    assert advice is not None
-    assert advice["sentences"][2].startswith("verify: 32% less time")
 
 
-def test_a_cloud_that_could_verify_and_a_router(edgewise: Edgewise) -> None:
-    checks, advice = report(edgewise, "--cloud-share", "1")
-    assert "could verify" in checks["verification"]["detail"]
-    assert {"router", "consult"} <= checks.keys()
-    assert advice is not None
-    refused = report(edgewise, "--verify", "on", "--threshold", "0.5")[0]
-    assert refused["verification"]["status"] == "fail"
-    assert "router" not in refused
-
-
-def test_an_engine_that_goes_away_fails_and_gives_no_advice(
-    edgewise: Edgewise, own_engine: ScriptedEngine
-) -> None:
+def test_an_engine_that_goes_away_fails(edgewise: Edgewise, own_engine: ScriptedEngine) -> None:
     own_engine.fault = lambda number: "error" if number >= 2 else None
     checks, advice = report(edgewise, "--cloud", own_engine.url)
     assert (checks["consult"]["status"], advice) == ("fail", None)
     assert "what leaves the device" in checks
 
 
-def test_a_cloud_that_is_smaller_than_the_edge_is_a_warning(edgewise: Edgewise) -> None:
-    arguments = ("--edge", str(bundled("cloud")), "--cloud", str(bundled("edge")))
-    cloud = report(edgewise, *arguments)[0]["cloud model"]
-    assert (cloud["status"], "smaller" in cloud["detail"]) == ("warn", True)
+OF_RUN = "--ctx 128 --threshold 0.5 --max-tokens 3 --span 2 --seed 1 --cloud none"
+SWAPPED = f"--edge {bundled('cloud')} --cloud {bundled('edge')}"
 
 
-def test_it_takes_the_flags_of_a_command_that_failed(edgewise: Edgewise) -> None:
-    flags = "--ctx 128 --threshold 0.5 --max-tokens 3 --span 2 --seed 1 --cloud none"
+@pytest.mark.parametrize(
+    ("flags", "name", "status", "said"),
+    [
+        ("--verify on --threshold 0.5", "verification", "fail", ""),
+        (SWAPPED, "cloud model", "warn", "smaller"),
+        # It takes the flags of a command that failed.
+        (OF_RUN, "edge model", "ok", "context 128$"),
+    ],
+)
+def test_what_flags_do(edgewise: Edgewise, flags: str, name: str, status: str, said: str) -> None:
     checks, _ = report(edgewise, *flags.split())
-    assert checks["edge model"]["detail"].endswith("context 128")
-
-
-def test_without_a_cloud_no_router_is_spoken_of(edgewise: Edgewise) -> None:
-    assert "router" not in report(edgewise, "--cloud", "none")[0]
+    assert checks[name]["status"] == status
+    assert re.search(said, checks[name]["detail"])
+    assert flags == SWAPPED or "router" not in checks
 
 
 @pytest.mark.parametrize("caches", [True, False])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_server_is_asked_what_it_reads_again(
-    edgewise: Edgewise, program: str, caches: bool
-) -> None:
+def test_a_server_tells_what_it_reads_again(edgewise: Edgewise, program: str, caches: bool) -> None:
     with llama_edge(program=program, caches=caches, lingers=2) as served:
         tokenizer = () if program == "llama-server" else ("--edge-tokenizer", "bundled")
         checks, _ = report(edgewise, "--edge", served.url, "--cloud", "none", *tokenizer)
@@ -261,10 +239,8 @@ def test_a_server_is_asked_what_it_reads_again(
     assert (f"{WRITTEN - 1} tokens" in checks["rollback"]["detail"]) == (program == "llama-server")
 
 
-def test_tuned_thresholds_are_told_of(
-    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_tuned_thresholds_are_told_of(edgewise: Edgewise) -> None:
+    edgewise.setenv(XDG_CACHE_HOME=str(edgewise.folder / "cache"))
 
     def router() -> str:
         return report(edgewise, "--router", "entropy")[0]["router"]["detail"]

@@ -40,8 +40,11 @@ ELSEWHERE = re.compile(r"\.\.\.$|^hf:|^\w[\w-]*/[\w.-]+(?::[\w.-]+)?$|api\.|:840
 SHOWN = ("https://host:8080", "http://host:8080", "https://host")
 
 
-SHELL = [block for page in PAGES for block in blocks(page) if block.language in ("sh", "bash")]
-OWN = [pytest.param(block, id=str(block)) for block in SHELL]
+def written_in(*languages: str) -> list[Block]:
+    return [block for page in PAGES for block in blocks(page) if block.language in languages]
+
+
+SHELL = written_in("sh", "bash")
 
 
 def leaf(words: list[str]) -> tuple[str, Any, list[str]]:
@@ -65,7 +68,7 @@ def taken(words: list[str], folder: Path) -> None:
     settings.load(flags, environment={}, folder=folder)
 
 
-@pytest.mark.parametrize("block", OWN)
+@pytest.mark.parametrize("block", SHELL, ids=str)
 def test_commands_are_taken_as_they_are_written(block: Block, tmp_path: Path) -> None:
     for words, _ in commands(block.text):
         if words[0] != "edgewise":
@@ -107,23 +110,17 @@ def is_run_here(command: Command) -> bool:
     )
 
 
-def pages_with_commands() -> list[str]:
-    found = {
-        block.page
-        for block in SHELL
-        if not block.mark and any(map(is_run_here, commands(block.text)))
-    }
-    return sorted(found)
+RUN_HERE = [one for one in SHELL if not one.mark and any(map(is_run_here, commands(one.text)))]
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("page", pages_with_commands())
+@pytest.mark.parametrize("page", sorted({block.page for block in RUN_HERE}))
 def test_what_is_quick_does_it(
     page: str, edgewise: Edgewise, reader: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other, as a reader would; answers are short ones."""
     monkeypatch.setenv("XDG_STATE_HOME", str(reader / "state"))
-    for block in [block for block in SHELL if block.page == page and not block.mark]:
+    for block in [block for block in RUN_HERE if block.page == page]:
         for command in filter(is_run_here, commands(block.text)):
             words = [engine if word in SHOWN else word for word in command.words[1:]]
             if words[0] in ANSWERS and "--max-tokens" not in words:
@@ -134,10 +131,7 @@ def test_what_is_quick_does_it(
             assert "consult failed" not in done.err, f"{block}: {done.err}"
 
 
-PYTHON_BLOCKS = [block for page in PAGES for block in blocks(page) if block.language == "python"]
-
-
-@pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=str)
+@pytest.mark.parametrize("block", written_in("python"), ids=str)
 def test_python_runs(
     block: Block, reader: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,9 +146,7 @@ def test_python_runs(
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.parametrize(
-    "block", [b for p in PAGES for b in blocks(p) if b.language == "toml"], ids=str
-)
+@pytest.mark.parametrize("block", written_in("toml"), ids=str)
 def test_toml_is_read(block: Block, tmp_path: Path) -> None:
     """Settings, a price, entry points, or an agent's own."""
     found = tomllib.loads(block.text)
@@ -164,15 +156,10 @@ def test_toml_is_read(block: Block, tmp_path: Path) -> None:
     settings.load({}, environment={}, folder=tmp_path)
 
 
-TEXT = (ROOT / "docs" / "exit-codes.md").read_text()
-EXAMPLES = re.findall(r"^\| (\d+) \|.*\| `(edgewise .*)` \|$", TEXT, re.MULTILINE)
-
-
-@pytest.mark.parametrize(("code", "example"), EXAMPLES)
-def test_the_examples_end_so(code: str, example: str, edgewise: Edgewise) -> None:
-    ((words, _),) = commands(example)
-    assert "Traceback" not in edgewise(*words[1:], code=int(code)).err
-
-
-def test_there_are_examples_of_failures() -> None:
-    assert {code for code, _ in EXAMPLES} == {"1", "2"}
+def test_the_examples_of_exit_codes_end_so(edgewise: Edgewise) -> None:
+    text = (ROOT / "docs" / "exit-codes.md").read_text()
+    examples = re.findall(r"^\| (\d+) \|.*\| `(edgewise .*)` \|$", text, re.MULTILINE)
+    assert {code for code, _ in examples} == {"1", "2"}
+    for code, example in examples:
+        ((words, _),) = commands(example)
+        assert "Traceback" not in edgewise(*words[1:], code=int(code)).err

@@ -1,4 +1,4 @@
-"""`edgewise eval` on the bundled pair."""
+"""`edgewise eval` on the bundled pair; `edgewise bench link`, over a real link and engine."""
 
 import json
 import os
@@ -42,62 +42,58 @@ def test_a_whole_report(edgewise: Edgewise) -> None:
     arguments = ("--limit", "5", "--calibration", "3", "--router", "margin", "--router", "entropy")
     shares = ("--cloud-share", "0.05", "--cloud-share", "0.1")
     first = edgewise("eval", "pocketqa", *arguments, *shares, "--out", "done")
-    for said in ("margin", "entropy", "random", "query-level", "exact", "recovered"):
-        assert said in first.out
+    said = "margin entropy random query-level exact recovered strictly computed cached written work"
+    for word in said.split():
+        assert word in first.out
     again = edgewise("eval", "pocketqa", *arguments, *shares, "--out", "done")
     assert again.out == first.out
-    for said in ("strictly", "computed", "cached", "written", "work"):
-        assert said in first.out
 
 
-def test_own_questions(edgewise: Edgewise, tmp_path: Path) -> None:
-    line = json.dumps({"prompt": "Hello", "answer": "Hello|small sums"})
-    lines = [line.replace('Hello"', f'Hello {i}"', 1) for i in range(4)]
-    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
-    arguments = ("--check", "regex", "--calibration", "2", *PLAIN, "--json")
-    told = json.loads(edgewise("eval", "mine.jsonl", *arguments).out)
+def test_own_questions(edgewise: Edgewise) -> None:
+    asked = ({"prompt": f"Hello {i}", "answer": "Hello|small sums"} for i in range(4))
+    edgewise.write_lines("mine.jsonl", *asked)
+    command = ("eval", "mine.jsonl", "--check", "regex", "--calibration", "2", *PLAIN)
+    told = edgewise.json(*command)
     assert (told["task"], told["systems"][0]["questions"]) == ("mine", 2)
     far = told["warnings"][0]
     assert "pocketqa" in far
     assert "mine" in far
-    shown = edgewise("eval", "mine.jsonl", *arguments[:-1])
+    shown = edgewise(*command)
     assert far in shown.err
     assert far not in shown.out
 
 
-def test_questions_that_trained_the_router_are_counted_and_named(
-    edgewise: Edgewise, tmp_path: Path
-) -> None:
+def test_questions_that_trained_the_router_are_counted_and_named(edgewise: Edgewise) -> None:
     asked = [*pocketqa("train").questions[:5], *pocketqa("test").questions[:2]]
-    lines = [json.dumps({"id": q.id, "prompt": q.prompt, "answer": q.answer}) for q in asked]
-    (tmp_path / "mine.jsonl").write_text("\n".join(lines))
+    lines = ({"id": q.id, "prompt": q.prompt, "answer": q.answer} for q in asked)
+    edgewise.write_lines("mine.jsonl", *lines)
     done = edgewise("eval", "mine.jsonl", "--calibration", "1", "--router", "bundled", code=2)
     some = ", ".join(question.id for question in asked[:3])
     assert f"({some}, ...)" in done.err
 
 
-def test_replies_are_run_read_and_cut(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_replies_are_run_read_and_cut(edgewise: Edgewise) -> None:
     asked = [
         {"prompt": "Say one.", "answer": "assert one() == 1", "check": "code"},
         {"prompt": "Write a poem.", "answer": "It rhymes.", "check": "read"},
         {"prompt": "Hello 1", "answer": "Hello"},
         {"prompt": "Hello 2", "answer": "Hello"},
     ]
-    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    edgewise.write_lines("mine.jsonl", *asked)
     command = ("eval", "mine.jsonl", "--calibration", "1", *PLAIN, "--max-tokens", "3")
     shown = edgewise(*command)
     assert "run on this machine" in shown.err
     assert "1 of 3 replies are to be read" in shown.out
     edge = edgewise.json(*command)["systems"][0]
     assert (edge["questions"], edge["to_read"], edge["cut"]) == (3, 1, 1.0)
-    (tmp_path / "mine.jsonl").write_text(2 * f"{json.dumps(asked[1])}\n")
+    edgewise.write_lines("mine.jsonl", asked[1], asked[1])
     edgewise("eval", "mine.jsonl", "--calibration-data", "mine.jsonl", code=2)
 
 
 PATIENCE = 60.0
 
 
-def test_what_several_begin_one_goes_on_with(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_what_several_begin_one_goes_on_with(edgewise: Edgewise) -> None:
     """Answers that are independent are the same; what is as served depends on its neighbours."""
     command = ("eval", "pocketqa", *QUICK, "--json")
 
@@ -105,16 +101,13 @@ def test_what_several_begin_one_goes_on_with(edgewise: Edgewise, tmp_path: Path)
         """The answers and the accuracies."""
         done = edgewise(*command, *more)
         assert done.err == ""
-        kept = (tmp_path / more[-1] / "outcomes.jsonl").read_text().splitlines()
-        lines = map(json.loads, kept)
-        texts = {
-            f"{one['key']['cell']} {one['outcome']['question']}": one["outcome"]["text"]
-            for one in lines
-        }
-        systems = json.loads(done.out)["systems"]
-        figures = {
-            f"{one['system']} {one['cloud_share_asked']}": one["accuracy"] for one in systems
-        }
+        kept = (edgewise.folder / more[-1] / "outcomes.jsonl").read_text().splitlines()
+        texts, figures = dict[str, str](), dict[str, str]()
+        for one in map(json.loads, kept):
+            name = f"{one['key']['cell']} {one['outcome']['question']}"
+            texts[name] = one["outcome"]["text"]
+        for one in json.loads(done.out)["systems"]:
+            figures[f"{one['system']} {one['cloud_share_asked']}"] = one["accuracy"]
         assert len(texts) == len(kept)
         return independent(texts), independent(figures)
 
@@ -123,24 +116,25 @@ def test_what_several_begin_one_goes_on_with(edgewise: Edgewise, tmp_path: Path)
 
     one = told("--out", "one")
     assert told("--workers", "2", "--out", "two") == one
-    kept = tmp_path / "two" / "outcomes.jsonl"
+    kept = edgewise.folder / "two" / "outcomes.jsonl"
     lines = kept.read_text().splitlines(keepends=True)
     kept.write_text("".join(lines[:5]))
     assert told("--out", "two") == one
 
 
-def test_systems_are_run_one_by_one_into_one_folder(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_systems_are_run_one_by_one_into_one_folder(edgewise: Edgewise) -> None:
     command = ("eval", "pocketqa", "--limit", "2", "--calibration", "2", "--out", "out")
     for systems in ("verify", "cloud", "served"):
         assert edgewise(*command, "--systems", systems).out == ""
-    kept = (tmp_path / "out" / "outcomes.jsonl").read_bytes()
+    outcomes = edgewise.folder / "out" / "outcomes.jsonl"
+    kept = outcomes.read_bytes()
     told = edgewise.json(*command, "--systems", "edge")
     assert [one["system"] for one in told["systems"]] == ["edge", "cloud"]
     own = edgewise.json(*command, "--systems", "edge,cloud,verify,served")
     assert [one["system"] for one in own["systems"]] == [
         *("edge", "cloud", "bundled, served", "verify, served")
     ]
-    after = (tmp_path / "out" / "outcomes.jsonl").read_bytes()
+    after = outcomes.read_bytes()
     assert after.startswith(kept)
     assert after.count(b"\n") == 8
 
@@ -173,3 +167,22 @@ def test_interrupted_it_ends_at_once_and_leaves_nobody(tmp_path: Path) -> None:
                 return
         time.sleep(0.05)
     pytest.fail("processes are left")
+
+
+LINK = ("bench", "link", "--questions", "2")
+
+
+def test_a_link_is_measured_on_the_bundled_pair(edgewise: Edgewise) -> None:
+    found = edgewise.json(*LINK, "--round-trip", "60", "--pace", "0.5b")
+    (row,) = found["rows"]
+    assert row["questions"] == 2
+    advice = found["advice"]
+    assert advice["fastest"] in ("edge", "routing", "streaming")
+    assert "60 ms" in " ".join(advice["sentences"])
+    assert row["round_trip"] == 0.06
+    assert row["step"] >= 0.029
+    assert row["identical"] == 2
+    assert row["bound"] >= 1
+    assert row["waiting"]["value"] > 1
+    # Speculation decodes at least once a token.
+    assert row["decodes_per_token"] >= 1

@@ -1,7 +1,6 @@
 """`edgewise run --json-schema FILE`."""
 
 import json
-from pathlib import Path
 
 import jsonschema
 import pytest
@@ -18,13 +17,14 @@ SCHEMA = {
 }
 
 
-def test_the_answer_is_json_of_the_schema(edgewise: Edgewise, tmp_path: Path) -> None:
-    path = tmp_path / "schema.json"
-    path.write_text(json.dumps(SCHEMA))
-    asked = ("run", "Tell me about copper.", "--threads", "1", "--json-schema", str(path))
-    found = json.loads(edgewise(*asked).out)
+FLAGS = ("--threads", "1", "--json-schema", "schema.json")
+
+
+def test_the_answer_is_json_of_the_schema(edgewise: Edgewise) -> None:
+    edgewise.write_lines("schema.json", SCHEMA)
+    found = json.loads(edgewise("run", "Tell me about copper.", *FLAGS).out)
     jsonschema.validate(found, SCHEMA)
-    told = edgewise.json(*asked)
+    told = edgewise.json("run", "Tell me about copper.", *FLAGS)
     assert json.loads(told["text"]) == found
     assert "forced" in {token["reason"] for token in told["tokens"]}
 
@@ -42,11 +42,7 @@ def test_the_answer_is_json_of_the_schema(edgewise: Edgewise, tmp_path: Path) ->
     ],
     ids=["missing", "cut", "a list", "no text", "deep", "large", "not supported"],
 )
-def test_a_file_that_is_no_schema(
-    edgewise: Edgewise, tmp_path: Path, content: bytes | None, said: str
-) -> None:
-    path = tmp_path / "schema.json"
+def test_a_file_that_is_no_schema(edgewise: Edgewise, content: bytes | None, said: str) -> None:
     if content is not None:
-        path.write_bytes(content)
-    asked = ("run", "Hi", "--cloud", "none", "--threads", "1", "--json-schema", str(path))
-    assert said in edgewise.refusal(*asked)
+        edgewise.write("schema.json", content)
+    assert said in edgewise.refusal("run", "Hi", "--cloud", "none", *FLAGS)

@@ -41,9 +41,7 @@ def test_the_tracer_sees_a_socket(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["llamacpp", "onnx"])
-def test_an_answer_of_the_edge_opens_none(
-    engine: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_edge_opens_none(engine: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     edge = bundled("edge") if engine == "llamacpp" else request.getfixturevalue("onnx_path")
     command = [sys.executable, "-m", "edgewise", "run", "Tell me about copper."]
     more = ["--edge", str(edge), "--cloud", "none", "--threads", "1", "--max-tokens", "8"]

@@ -43,14 +43,15 @@ class Idle:
 FEW = ("--limit", "40", "--calibration", "6")
 
 
-def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise) -> None:
     """Fitted to noise and calibrated on two questions: it is made, and told what it is."""
-    (tmp_path / "idle.py").write_text(IDLE)
+    edgewise.write("idle.py", IDLE)
     few = ("--limit", "40", "--calibration", "2", "--label", "final")
     done = edgewise("train", "pocketqa", "--out", "r", "--kind", "./idle.py:Idle", *few)
     assert "1.0%" in done.err
     assert "40 prompts" in done.err
-    assert ("not learnt" in done.out, "edgewise eval" in done.out) == (True, True)
+    assert "not learnt" in done.out
+    assert "edgewise eval" in done.out
     shown = edgewise("router", "show", "r")
     warnings = [line for line in done.err.splitlines() if line.startswith("Warning: ")]
     assert len(warnings) >= 2
@@ -80,11 +81,10 @@ def test_training_through_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
 
 def test_prompts_alone_killed_and_run_again(edgewise: Edgewise, tmp_path: Path) -> None:
     """A chat log, an agreement, and what SIGKILL leaves."""
-    (tmp_path / "idle.py").write_text(IDLE)
+    edgewise.write("idle.py", IDLE)
     for name, split in (("mine", "train"), ("others", "test")):
         turns = ([{"role": "user", "content": q.prompt}] for q in pocketqa(split).questions[:60])
-        lines = [json.dumps({"messages": messages}) + "\n" for messages in turns]
-        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+        edgewise.write_lines(f"{name}.jsonl", *({"messages": messages} for messages in turns))
     arguments = ("train", "mine.jsonl", "--out", "r", "--kind", "./idle.py:Idle")
     command = [sys.executable, "-m", "edgewise", *arguments]
     labels = tmp_path / "r" / "data" / "labels-final.jsonl"
@@ -107,17 +107,16 @@ def test_prompts_alone_killed_and_run_again(edgewise: Edgewise, tmp_path: Path) 
     [(["oak", "fir"], "rescue", ["text", "ranks"]), (None, "final", ["hidden", "top_logprobs"])],
 )
 def test_what_prompts_alone_are_learnt_with(
-    edgewise: Edgewise, tmp_path: Path, choices: list[str] | None, label: str, inputs: list[str]
+    edgewise: Edgewise, choices: list[str] | None, label: str, inputs: list[str]
 ) -> None:
-    (tmp_path / "idle.py").write_text(IDLE)
+    edgewise.write("idle.py", IDLE)
     asked = [{"prompt": f"Is {n} oak or fir?", "choices": choices} for n in range(12)]
-    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
+    edgewise.write_lines("mine.jsonl", *asked)
     few = ("--calibration", "2", "--max-tokens", "8", "--kind", "./idle.py:Idle")
     edgewise("train", "mine.jsonl", "--out", "r", *few)
-    assert [path.name for path in (tmp_path / "r/data").glob("labels-*")] == [
-        f"labels-{label}.jsonl"
-    ]
-    assert json.loads((tmp_path / "r/config.json").read_text())["inputs"][:2] == inputs
+    (labels,) = (edgewise.folder / "r/data").glob("labels-*")
+    assert labels.name == f"labels-{label}.jsonl"
+    assert json.loads((edgewise.folder / "r/config.json").read_text())["inputs"][:2] == inputs
 
 
 def test_held_out_questions_are_not_trained_on() -> None:
@@ -128,17 +127,13 @@ def test_held_out_questions_are_not_trained_on() -> None:
     assert set(recorded) == {digest(prompt) for prompt in trained}
 
 
-def test_a_router_of_the_package_has_a_name(edgewise: Edgewise) -> None:
+def test_routers_of_the_package_have_names(edgewise: Edgewise) -> None:
     assert "text, ranks" in edgewise("router", "show", "bundled-edge").out
     edgewise("run", "Hello", "--router", "bundled-edge")
-
-
-def test_show_the_bundled_router(edgewise: Edgewise) -> None:
     shown = edgewise("router", "show", "bundled")
     assert "pocketqa, 5000 questions" in shown.out
     assert shown.out.count("%") >= 14
-    told = edgewise.json("router", "show", "bundled")
-    assert told["kind"] == "mlp"
+    assert edgewise.json("router", "show", "bundled")["kind"] == "mlp"
 
 
 def test_a_published_folder_can_be_named(cli: Run) -> None:

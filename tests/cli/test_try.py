@@ -28,10 +28,6 @@ QUESTIONS = [
 HOSTILE = "</style></p><script>alert('&amp;')</script><img src=x onerror=alert(1)>"
 
 
-def lines(*found: object) -> str:
-    return "".join(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in found)
-
-
 class Tags(HTMLParser):
     """What a browser would make of a page: its tags with their attributes, and its text."""
 
@@ -51,11 +47,7 @@ class Tags(HTMLParser):
 @pytest.fixture
 def api() -> Iterator[ScriptedText]:
     """An API that takes text."""
-
-    def script(messages: object, answer: str) -> str:
-        return "It is five."
-
-    with closing(ScriptedText("chat", script=script)) as server:
+    with closing(ScriptedText("chat", script=lambda messages, answer: "It is five.")) as server:
         yield server
 
 
@@ -64,13 +56,11 @@ def models(api: ScriptedText) -> tuple[str, ...]:
     return ("--edge", str(bundled("edge")), *cloud, "--max-tokens", "8")
 
 
-def test_every_system_answers_every_prompt(edgewise: Edgewise, tmp_path: Path) -> None:
-    (tmp_path / "mine.jsonl").write_text(lines(*QUESTIONS, "What is copper?"))
+def test_every_system_answers_every_prompt(edgewise: Edgewise) -> None:
+    edgewise.write_lines("mine.jsonl", *QUESTIONS, "What is copper?")
     told = edgewise.json("try", "mine.jsonl")
-    assert [one["question"]["prompt"] for one in told["prompts"]][-2:] == [
-        QUESTIONS[-1]["prompt"],
-        "What is copper?",
-    ]
+    asked = [one["question"]["prompt"] for one in told["prompts"]]
+    assert asked[-2:] == [QUESTIONS[-1]["prompt"], "What is copper?"]
     assert not told["prompts"][-1]["checked"]
     edge, pair, cloud = told["systems"]
     assert [one["system"] for one in told["systems"]] == ["edge", "pair", "cloud"]
@@ -90,10 +80,8 @@ def test_every_system_answers_every_prompt(edgewise: Edgewise, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("flags", [(), ("--router", "max-prob", "--cloud-share", "0.3")])
-def test_the_pair_answers_as_run_does(
-    edgewise: Edgewise, tmp_path: Path, flags: tuple[str, ...]
-) -> None:
-    (tmp_path / "mine.txt").write_text(f"{HELD_OUT[1].prompt}\n")
+def test_the_pair_answers_as_run_does(edgewise: Edgewise, flags: tuple[str, ...]) -> None:
+    edgewise.write("mine.txt", f"{HELD_OUT[1].prompt}\n")
     (one,) = edgewise.json("try", "mine.txt", *flags)["prompts"]
     run = json.loads(edgewise("run", HELD_OUT[1].prompt, "--json", *flags).out)
 
@@ -105,15 +93,16 @@ def test_the_pair_answers_as_run_does(
     assert ids(one["answers"]["edge"]) == ids(alone)
 
 
-def test_a_table_and_a_page(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_a_table_and_a_page(edgewise: Edgewise) -> None:
     chat = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
     chat["messages"].append({"role": "user", "content": "What is 2 + 3?"})
-    asked = lines({**chat, "answer": 5, "check": "number"}, QUESTIONS[0], "", "not asked")
-    done = edgewise("try", "-", "--limit", "2", "--html", "page.html", stdin=asked.encode())
+    lines = [json.dumps({**chat, "answer": 5, "check": "number"}), json.dumps(QUESTIONS[0])]
+    asked = "\n".join([*lines, "", "not asked"]).encode()
+    done = edgewise("try", "-", "--limit", "2", "--html", "page.html", stdin=asked)
     assert "not asked" not in done.out
     for system in ("edge", "pair", "cloud"):
         assert re.search(rf"^{system} +[012] of 2 ", done.out, re.MULTILINE)
-    page = (tmp_path / "page.html").read_text()
+    page = (edgewise.folder / "page.html").read_text()
     assert page.startswith("<!doctype html>")
     shown = Tags(page)
     assert "assistant: Ho" in shown.text
@@ -125,8 +114,8 @@ def test_a_table_and_a_page(edgewise: Edgewise, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_page_that_cannot_be_written_leaves_the_table(edgewise: Edgewise, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("one\n")
+def test_a_page_that_cannot_be_written_leaves_the_table(edgewise: Edgewise) -> None:
+    edgewise.write("mine.txt", "one\n")
     asked = ("try", "mine.txt", "--max-tokens", "2", "--html", "/dev/full")
     done = edgewise(*asked, code=2)
     assert "/dev/full" in done.err
@@ -134,16 +123,13 @@ def test_a_page_that_cannot_be_written_leaves_the_table(edgewise: Edgewise, tmp_
     assert '"systems"' in edgewise(*asked, "--json", code=2).out
 
 
-def test_a_hostile_answer_stays_text(edgewise: Edgewise, tmp_path: Path, api: ScriptedText) -> None:
-    def script(messages: object, answer: str) -> str:
-        return f"\x1b]0;x\x07{HOSTILE}"
-
-    api.script = script
-    (tmp_path / "mine.jsonl").write_text(lines({"prompt": HOSTILE, "answer": HOSTILE}))
+def test_a_hostile_answer_stays_text(edgewise: Edgewise, api: ScriptedText) -> None:
+    api.script = lambda messages, answer: f"\x1b]0;x\x07{HOSTILE}"
+    edgewise.write_lines("mine.jsonl", {"prompt": HOSTILE, "answer": HOSTILE})
     many = ("--max-tokens", "64", "--cloud-share", "0.9", "--router", "entropy")
     done = edgewise("try", "mine.jsonl", "--html", "page.html", *models(api), *many)
     assert "\x1b" not in done.out
-    shown = Tags((tmp_path / "page.html").read_text())
+    shown = Tags((edgewise.folder / "page.html").read_text())
     assert {tag for tag, _ in shown.tags}.isdisjoint({"script", "img", "link", "iframe", "a"})
     assert [tag for tag, _ in shown.tags].count("style") == 1
     names = {name for _, attributes in shown.tags for name in attributes}
@@ -152,28 +138,24 @@ def test_a_hostile_answer_stays_text(edgewise: Edgewise, tmp_path: Path, api: Sc
     assert shown.text.count(HOSTILE) == 3
 
 
-def test_a_cloud_that_dies_leaves_what_was_answered(
-    edgewise: Edgewise, tmp_path: Path, api: ScriptedText
-) -> None:
+def test_a_cloud_that_dies_leaves_what_was_answered(edgewise: Edgewise, api: ScriptedText) -> None:
     def dies(number: int) -> Any:
         return "reset" if "second" in api.asked[number].messages[-1].content else None
 
     api.fault = dies
-    (tmp_path / "mine.txt").write_text("the first\nthe second\nthe third\n")
+    edgewise.write("mine.txt", "the first\nthe second\nthe third\n")
     done = edgewise("try", "mine.txt", "--html", "page.html", *models(api), code=2)
     assert "Question '2'" in done.err.splitlines()[-1]
     assert "prompts: 1" in done.out
     assert "It is five." in done.out
-    shown = Tags((tmp_path / "page.html").read_text()).text
+    shown = Tags((edgewise.folder / "page.html").read_text()).text
     assert "the second" in shown
     assert "the third" not in shown
     told = edgewise("try", "mine.txt", "--json", *models(api), code=2)
     assert [len(one["answers"]) for one in json.loads(told.out)["prompts"]] == [3, 2]
 
 
-def test_interrupted_it_shows_the_table_so_far(
-    edgewise: Edgewise, tmp_path: Path, api: ScriptedText
-) -> None:
+def test_interrupted_it_shows_the_table_so_far(edgewise: Edgewise, api: ScriptedText) -> None:
     def interrupts(number: int) -> Any:
         if "second" not in api.asked[number].messages[-1].content:
             return None
@@ -181,7 +163,7 @@ def test_interrupted_it_shows_the_table_so_far(
         return "hang"
 
     api.fault = interrupts
-    (tmp_path / "mine.txt").write_text("the first\nthe second\n")
+    edgewise.write("mine.txt", "the first\nthe second\n")
     done = edgewise("try", "mine.txt", *models(api), code=130)
     assert "prompts: 1" in done.out
 
@@ -189,33 +171,30 @@ def test_interrupted_it_shows_the_table_so_far(
 def test_without_prompts_twenty_everyday_ones_are_tried(edgewise: Edgewise) -> None:
     told = edgewise.json("try", "--max-tokens", "2")
     asked = [one["question"] for one in told["prompts"]]
-    all_of_them = Everyday().open("test").questions
-    assert [one["id"] for one in asked] == [one.id for one in all_of_them if one.check != "code"][
-        :20
-    ]
+    every = [one.id for one in Everyday().open("test").questions if one.check != "code"]
+    assert [one["id"] for one in asked] == every[:20]
 
 
-def test_it_is_said_that_code_in_replies_is_run(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_it_is_said_that_code_in_replies_is_run(edgewise: Edgewise) -> None:
     asked = {"prompt": "Say one.", "answer": "assert one() == 1", "check": "code"}
-    (tmp_path / "mine.jsonl").write_text(lines(asked))
-    (tmp_path / "plain.jsonl").write_text(lines(QUESTIONS[0]))
-    said = edgewise("try", f"{tmp_path}/mine.jsonl", "--max-tokens", "2").err
-    assert "is run on this machine" in said
-    assert "is run" not in edgewise("try", f"{tmp_path}/plain.jsonl", "--max-tokens", "2").err
+    edgewise.write_lines("mine.jsonl", asked)
+    edgewise.write_lines("plain.jsonl", QUESTIONS[0])
+    assert "is run on this machine" in edgewise("try", "mine.jsonl", "--max-tokens", "2").err
+    assert "is run" not in edgewise("try", "plain.jsonl", "--max-tokens", "2").err
 
 
-def test_an_answer_that_a_person_has_to_read_is_neither(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_an_answer_that_a_person_has_to_read_is_neither(edgewise: Edgewise) -> None:
     rubric = "It is polite."
     read = {"prompt": "Write to Ana.", "answer": rubric, "check": "read"}
-    (tmp_path / "mine.jsonl").write_text(lines(read, QUESTIONS[0]))
+    edgewise.write_lines("mine.jsonl", read, QUESTIONS[0])
     done = edgewise("try", "mine.jsonl", "--html", "page.html")
     assert re.search(r"^edge +[01] of 1 ", done.out, re.MULTILINE)
     assert rubric in done.out
-    assert rubric in Tags((tmp_path / "page.html").read_text()).text
+    assert rubric in Tags((edgewise.folder / "page.html").read_text()).text
 
 
-def test_a_price_is_shown(edgewise: Edgewise, tmp_path: Path) -> None:
-    (tmp_path / "mine.jsonl").write_text(lines(*QUESTIONS[:4]))
+def test_a_price_is_shown(edgewise: Edgewise) -> None:
+    edgewise.write_lines("mine.jsonl", *QUESTIONS[:4])
     priced = ("try", "mine.jsonl", "--price", "2,0.5,8", "--cloud-share", "0.3")
     edge, pair, cloud = (one["paid"] for one in edgewise.json(*priced)["systems"])
     assert edge == 0 < pair <= cloud
@@ -223,8 +202,8 @@ def test_a_price_is_shown(edgewise: Edgewise, tmp_path: Path) -> None:
     assert "paid" not in edgewise(*priced[:2]).out
 
 
-def test_where_prompts_go_is_said_before_they_do(edgewise: Edgewise, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("one\ntwo\nthree\n")
+def test_where_prompts_go_is_said_before_they_do(edgewise: Edgewise) -> None:
+    edgewise.write("mine.txt", "one\ntwo\nthree\n")
     far = ("--edge", str(bundled("edge")), "--cloud", "https://far.example:8080")
     done = edgewise("try", "mine.txt", "--limit", "2", *far, code=2)
     said, problem = done.err.splitlines()
@@ -244,11 +223,9 @@ def test_where_prompts_go_is_said_before_they_do(edgewise: Edgewise, tmp_path: P
         (["https://a.example", "bundled"], "https://a.example: 1; --limit"),
     ],
 )
-def test_which_clouds_prompts_go_to_twice_is_said(
-    edgewise: Edgewise, tmp_path: Path, clouds: list[str], said: str
-) -> None:
+def test_which_clouds_are_asked_twice(edgewise: Edgewise, clouds: list[str], said: str) -> None:
     """The cloud alone is the last one; a hosted model's name stands for its provider's host."""
-    (tmp_path / "mine.txt").write_text("one\n")
+    edgewise.write("mine.txt", "one\n")
     far = [part for one in clouds for part in ("--cloud", one)]
     assert said in edgewise("try", "mine.txt", "--cloud-hosts", "no.example", *far, code=2).err
 
@@ -256,25 +233,23 @@ def test_which_clouds_prompts_go_to_twice_is_said(
 @pytest.mark.parametrize(
     ("content", "flags", "word"),
     [
-        (None, (), "mine.txt"),
-        (b"", (), "no questions"),
-        (b"\n \n", (), "no questions"),
-        (b"caf\xe9\n", (), "UTF-8"),
-        (b'good\n{"prompt": 5}\n', (), "Line 2"),
-        (b'{"prompt": "a"\n', (), "Line 1"),
-        (b'{"prompt": "a", "answer": "b", "check": "magic"}\n', (), "magic"),
-        (b'{"prompt": "a", "check": "exact"}\n', (), "check"),
-        (b'{"messages": []}\n', (), "Line 1"),
-        (b"word " * 2000, (), "Question '1'"),
-        (b"good\n", ("--html", "no/page.html"), "no/page.html"),
-        (b"good\n", ("--html", "."), "folder"),
-        (b"good\n", ("--cloud", "none"), "--cloud"),
-        (b"good\n", ("--limit", "0"), "--limit"),
+        (None, "", "mine.txt"),
+        (b"", "", "no questions"),
+        (b"\n \n", "", "no questions"),
+        (b"caf\xe9\n", "", "UTF-8"),
+        (b'good\n{"prompt": 5}\n', "", "Line 2"),
+        (b'{"prompt": "a"\n', "", "Line 1"),
+        (b'{"prompt": "a", "answer": "b", "check": "magic"}\n', "", "magic"),
+        (b'{"prompt": "a", "check": "exact"}\n', "", "check"),
+        (b'{"messages": []}\n', "", "Line 1"),
+        (b"word " * 2000, "", "Question '1'"),
+        (b"good\n", "--html no/page.html", "no/page.html"),
+        (b"good\n", "--html .", "folder"),
+        (b"good\n", "--cloud none", "--cloud"),
+        (b"good\n", "--limit 0", "--limit"),
     ],
 )
-def test_what_cannot_be_tried(
-    edgewise: Edgewise, tmp_path: Path, content: bytes | None, flags: tuple[str, ...], word: str
-) -> None:
+def test_bad_questions(edgewise: Edgewise, content: bytes | None, flags: str, word: str) -> None:
     if content is not None:
-        (tmp_path / "mine.txt").write_bytes(content)
-    assert word in edgewise.refusal("try", "mine.txt", *flags)
+        edgewise.write("mine.txt", content)
+    assert word in edgewise.refusal("try", "mine.txt", *flags.split())

@@ -1,7 +1,5 @@
 """`edgewise tune`: thresholds that run and serve begin from."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +13,13 @@ pytestmark = pytest.mark.deep
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def cache(edgewise: Edgewise) -> None:
+    edgewise.setenv(XDG_CACHE_HOME=str(edgewise.folder / "cache"))
 
 
-def write_prompts(path: Path, count: int) -> None:
-    lines = [{"prompt": question.prompt} for question in pocketqa("train").questions[:count]]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+def write_prompts(edgewise: Edgewise, count: int) -> None:
+    asked = ({"prompt": question.prompt} for question in pocketqa("train").questions[:count])
+    edgewise.write_lines("mine.jsonl", *asked)
 
 
 def realised(share: float) -> float:
@@ -35,8 +33,8 @@ def realised(share: float) -> float:
     return cloud / output
 
 
-def test_what_is_tuned_is_realised(edgewise: Edgewise, tmp_path: Path) -> None:
-    write_prompts(tmp_path / "mine.jsonl", 120)
+def test_what_is_tuned_is_realised(edgewise: Edgewise) -> None:
+    write_prompts(edgewise, 120)
     told = edgewise.json("tune", "mine.jsonl", "--router", "entropy")
     with Pair("bundled", router="entropy", cloud_share=0.05) as pair:
         assert pair.policy.threshold == told["thresholds"]["0.05"]
@@ -48,9 +46,9 @@ def test_what_is_tuned_is_realised(edgewise: Edgewise, tmp_path: Path) -> None:
         assert realised(share) == pytest.approx(share, rel=0.1)
 
 
-def test_each_further_cloud_has_thresholds_of_its_own(edgewise: Edgewise, tmp_path: Path) -> None:
+def test_each_further_cloud_has_thresholds_of_its_own(edgewise: Edgewise) -> None:
     """They are where a pair with these clouds begins; a share of fewer has a higher one."""
-    write_prompts(tmp_path / "mine.jsonl", 40)
+    write_prompts(edgewise, 40)
     large = str(bundled("cloud"))
     clouds = [word for _ in range(2) for word in ("--cloud", large)]
     flags = ("--edge", "bundled", "--router", "entropy")
@@ -62,26 +60,24 @@ def test_each_further_cloud_has_thresholds_of_its_own(edgewise: Edgewise, tmp_pa
         assert named.decoder.tiers[1].threshold == 0.7
 
 
-def test_too_few_prompts_are_refused(edgewise: Edgewise, tmp_path: Path) -> None:
-    write_prompts(tmp_path / "mine.jsonl", 19)
+def test_too_few_prompts_are_refused(edgewise: Edgewise) -> None:
+    write_prompts(edgewise, 19)
     assert "19 prompts" in edgewise.refusal("tune", "mine.jsonl")
 
 
-def test_one_that_ran_out_of_time_goes_on(
-    edgewise: Edgewise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ran_out_of_time_goes_on(edgewise: Edgewise, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cloud in this process has no deadline but the user's; the error names flag and prompt."""
     monkeypatch.setattr("edgewise_lab.commands.tune.SHARES", (0.05, 0.1))
-    write_prompts(tmp_path / "mine.jsonl", 20)
+    write_prompts(edgewise, 20)
     command = ("tune", "mine.jsonl", "--router", "entropy", "--max-tokens", "24")
     failed = edgewise(*command, "--deadline", "0.000001", code=2)
     for word in ("--deadline", "Question '", "goes on"):
         assert word in failed.err
-    (kept,) = (tmp_path / "cache/edgewise/tuning").iterdir()
+    (kept,) = (edgewise.folder / "cache/edgewise/tuning").iterdir()
     assert kept.read_text().count("\n") >= 20, "the edge's own answers need no cloud"
     done = edgewise(*command)
     assert not kept.exists()
     assert "Warning" not in done.err
     shown, rest = done.out.split("cloud share", 1)
-    assert str(tmp_path) not in shown
+    assert str(edgewise.folder) not in shown
     assert "edgewise eval" in rest

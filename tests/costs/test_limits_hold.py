@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -32,7 +32,7 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.health import Breaker
 from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant
-from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise, replying
+from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise
 from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
 from tests.doubles.wrapped_cloud import NeverOpen
@@ -42,14 +42,6 @@ PROMPT = "Q: sky? A:"
 IDS = list(PROMPT.encode())
 PRICE = price_of("2000,2000,8000")
 DAY = "2026-01-02"
-ADDING = """
-import sys
-from decimal import Decimal
-from pathlib import Path
-from edgewise.costs.daily import DailyTotal
-file = DailyTotal(Path(sys.argv[1]))
-print(sum(file.add("2026-01-02", "", Decimal("0.1"), Decimal("1")) for _ in range(8)))
-"""
 CROWDED = """
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -68,34 +60,30 @@ CUT = Wire([b""])
 Does = Callable[[int], Misdeed | None]
 
 
-class Provider:
-    """An engine, and what it bills: every request for a token that reached it."""
+def bill(prompt: int, written: int) -> Decimal:
+    return Decimal(2 * prompt + 8 * written) / 1000
 
-    def __init__(self, engine: ScriptedEngine, does: Does) -> None:
-        self.invoice = Decimal(0)
-        engine.fault, engine.script = does, self._billed
+
+class Provider:
+    """An engine, a cloud at it, and its bill: every request for a token that reached it."""
+
+    def __init__(self, engine: ScriptedEngine, cloud: EngineCloud) -> None:
+        self.invoice, self.engine, self.cloud = Decimal(0), engine, cloud
+        engine.script = self._billed
 
     def _billed(self, ids: Sequence[int]) -> int:
         self.invoice += bill(len(ids), 1)
         return reply_to(ids)
 
 
-def bill(prompt: int, written: int) -> Decimal:
-    return Decimal(2 * prompt + 8 * written) / 1000
-
-
 @pytest.fixture(params=["llama-server", "vllm"])
-def engine(request: pytest.FixtureRequest) -> Iterator[ScriptedEngine]:
-    with closing(ScriptedEngine(dialect=request.param)) as found:
-        yield found
-
-
-@pytest.fixture
-def cloud(engine: ScriptedEngine) -> Iterator[EngineCloud]:
-    with closing(open_engine(engine.url, engine=engine.speaks)) as made:
-        assert isinstance(made, EngineCloud)
-        made.check_vocabulary(ByteTokenizer())
-        yield made
+def provider(request: pytest.FixtureRequest) -> Iterator[Provider]:
+    with (
+        closing(ScriptedEngine(dialect=request.param)) as engine,
+        closing(open_engine(engine.url, engine=engine.speaks)) as cloud,
+    ):
+        cloud.check_vocabulary(ByteTokenizer())
+        yield Provider(engine, cloud)
 
 
 MISDEEDS: dict[str, Does] = {
@@ -109,52 +97,47 @@ MISDEEDS: dict[str, Does] = {
 }
 
 
+def decoder(
+    cloud: CloudModel,
+    limits: Limits,
+    spent: DailyTotal | None = None,
+    breaker: Breaker | None = None,
+    **policy: Any,
+) -> Decoder:
+    return Decoder(
+        ScriptedEdge(noise()),
+        router=Constant(1.0),
+        policy=Policy(deadline=30.0, **policy),
+        cloud=cloud,
+        # Failures do not end the asking: the limit alone does.
+        breaker=breaker or NeverOpen(),
+        billing=Billing(PRICE, limits=limits, daily=spent),
+    )
+
+
 @pytest.mark.parametrize("limit", ["0.03", "0.14"])
 @pytest.mark.parametrize("name", MISDEEDS)
 @pytest.mark.parametrize("verify", ["off", "exact"])
-def test_the_limit_of_an_answer_holds(
-    engine: ScriptedEngine,
-    cloud: EngineCloud,
-    name: str,
-    limit: str,
-    verify: Literal["off", "exact"],
-) -> None:
+def test_an_answers_limit_holds(provider: Provider, name: str, limit: str, verify: str) -> None:
     """Engines that are billed for each token that they verify are asked for tokens instead."""
-    provider, most = Provider(engine, MISDEEDS[name]), Decimal(limit)
-    answering = decoder(cloud, Limits(False, most))
-    answering.policy = Policy(deadline=30.0, verify=verify)
+    provider.engine.fault, most = MISDEEDS[name], Decimal(limit)
+    answering = decoder(provider.cloud, Limits(False, most), verify=verify)
     usage = answering.generate(IDS, max_tokens=12).usage
-    assert usage.cost is not None
     assert 0 < provider.invoice <= Decimal(str(usage.cost.paid)) <= most
 
 
 @pytest.mark.parametrize("name", MISDEEDS)
-def test_the_limit_of_a_day_holds(
-    engine: ScriptedEngine, cloud: EngineCloud, name: str, tmp_path: Path
-) -> None:
-    provider, most = Provider(engine, MISDEEDS[name]), Decimal("0.2")
+def test_the_limit_of_a_day_holds(provider: Provider, name: str, tmp_path: Path) -> None:
+    provider.engine.fault, most = MISDEEDS[name], Decimal("0.2")
     spent = DailyTotal(tmp_path / "spent.db")
     for _ in range(4):
-        decoder(cloud, Limits(False, None, most), spent).generate(IDS, max_tokens=4)
+        decoder(provider.cloud, Limits(False, None, most), spent).generate(IDS, max_tokens=4)
     assert 0 < provider.invoice <= spent_on(spent, today()) <= most
-
-
-def decoder(cloud: CloudModel, limits: Limits, spent: DailyTotal | None = None) -> Decoder:
-    return Decoder(
-        ScriptedEdge(noise()),
-        router=Constant(1.0),
-        policy=Policy(deadline=30.0),
-        cloud=cloud,
-        # Failures do not end the asking: the limit alone does.
-        breaker=NeverOpen(),
-        billing=Billing(PRICE, limits=limits, daily=spent),
-    )
 
 
 @pytest.mark.parametrize("limit", ["0.1", "0.3"])
 def test_a_meter_that_counts_nothing_is_not_believed(limit: str) -> None:
     most = Decimal(limit)
-
     nothing = {"prompt": 0, "cached": 0, "computed": 0, "written": 0}
 
     def lying(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
@@ -165,15 +148,12 @@ def test_a_meter_that_counts_nothing_is_not_believed(limit: str) -> None:
     cloud = ScriptedCloud(noise(1))
     answer = decoder(WrappedCloud(cloud, lying), Limits(False, most)).generate(IDS, max_tokens=12)
     invoice = sum(bill(len(ids), n) for ids, n in cloud.asks)
-    assert answer.usage.cost is not None
     assert 0 < invoice <= Decimal(str(answer.usage.cost.paid)) <= most
 
 
 @pytest.mark.parametrize("limit", ["0.1", "0.3"])
 @pytest.mark.parametrize("verify", ["off", "exact"])
-def test_a_meter_that_calls_all_cached_is_not_believed(
-    verify: Literal["off", "exact"], limit: str
-) -> None:
+def test_a_meter_that_calls_all_cached_is_not_believed(verify: str, limit: str) -> None:
     """The provider bills what it had not read before, at most: drafts that were dropped, too."""
     most, told = Decimal(limit), price_of("2000,0,8000")
 
@@ -184,16 +164,10 @@ def test_a_meter_that_calls_all_cached_is_not_believed(
 
     script = agreeing(noise(), noise(1), 0.6 if verify == "exact" else 0.0)
     cloud, paid, invoice = ScriptedCloud(script, verifies=True), Decimal(0), Decimal(0)
-    billing = Billing(told, limits=Limits(False, most))
+    answering = decoder(WrappedCloud(cloud, lying), Limits(False, most), verify=verify)
+    answering.billing = Billing(told, limits=Limits(False, most))
     for number in range(3):
-        answer = Decoder(
-            ScriptedEdge(noise()),
-            router=Constant(1.0),
-            policy=Policy(deadline=30.0, verify=verify),
-            cloud=WrappedCloud(cloud, lying),
-            billing=billing,
-        ).generate([number, *IDS], max_tokens=12)
-        assert answer.usage.cost is not None
+        answer = answering.generate([number, *IDS], max_tokens=12)
         paid += Decimal(str(answer.usage.cost.paid))
     held: list[int] = []
     for ids, n in cloud.asks:
@@ -202,23 +176,18 @@ def test_a_meter_that_calls_all_cached_is_not_believed(
     assert 0 < invoice <= paid <= 3 * most
 
 
-def test_an_answer_that_is_left_pays_for_what_had_left(
-    engine: ScriptedEngine, cloud: EngineCloud
-) -> None:
+def test_an_answer_that_is_left_pays_for_what_had_left(provider: Provider) -> None:
     """The client goes while a consult flies: the provider computes it all the same."""
-    provider = Provider(engine, lambda number: "hang")
-    answering = decoder(cloud, Limits(False, Decimal(1)))
-    answering.policy = Policy(deadline=30.0, speculate=2)
+    provider.engine.fault = lambda number: "hang"
+    answering = decoder(provider.cloud, Limits(False, Decimal(1)), speculate=2)
     with answering.stream(IDS, pending=True) as events:
         next(events)
         while not provider.invoice:
             time.sleep(0.01)
-    assert answering.billing is not None
     assert provider.invoice <= Decimal(str(answering.billing.savings().paid))
 
 
 def test_a_pause_books_nothing_for_the_day(tmp_path: Path) -> None:
-    spent, breaker = DailyTotal(tmp_path / "spent.db"), Breaker(clock=lambda: 0.0)
     booked: list[Decimal] = []
 
     class Counting(DailyTotal):
@@ -226,22 +195,22 @@ def test_a_pause_books_nothing_for_the_day(tmp_path: Path) -> None:
             booked.append(cost)
             return super().add(day, currency, cost, most)
 
+    cloud = ScriptedCloud(noise(), fault=lambda ask: CloudUnavailable("gone."))
+    spent, breaker = Counting(tmp_path / "spent.db"), Breaker(clock=lambda: 0.0)
     for _ in range(3):
         breaker.failed()
-    answer = Decoder(
-        ScriptedEdge(replying("blue sky", prompt=PROMPT)),
-        router=Constant(1.0),
-        policy=Policy(),
-        cloud=ScriptedCloud(noise(), fault=lambda ask: CloudUnavailable("gone.")),
-        breaker=breaker,
-        billing=Billing(PRICE, limits=Limits(False, None, Decimal(9)), daily=Counting(spent.path)),
-    ).generate(IDS)
+    answering = decoder(cloud, Limits(False, None, Decimal(9)), spent, breaker)
+    answer = answering.generate(IDS, max_tokens=8)
     assert {token.reason for token in answer.tokens} == {"circuit_open"}
     assert booked == []
 
 
-def test_less_than_nothing_spent_is_no_credit(tmp_path: Path) -> None:
-    file = DailyTotal(tmp_path / "spent.db")
+@pytest.fixture
+def file(tmp_path: Path) -> DailyTotal:
+    return DailyTotal(tmp_path / "state" / "spent.db")
+
+
+def test_less_than_nothing_spent_is_no_credit(file: DailyTotal) -> None:
     assert file.add(today(), "", Decimal(1))
     with closing(sqlite3.connect(file.path)) as raw, raw:
         raw.execute("UPDATE spent SET amount = '-100'")
@@ -252,15 +221,12 @@ def test_less_than_nothing_spent_is_no_credit(tmp_path: Path) -> None:
 
 
 def spent_on(file: DailyTotal, day: str, currency: str = "") -> Decimal:
+    query = "SELECT amount FROM spent WHERE day = ? AND currency = ?"
     with closing(sqlite3.connect(file.path)) as raw:
-        found = raw.execute(
-            "SELECT amount FROM spent WHERE day = ? AND currency = ?", (day, currency)
-        )
-        return Decimal((found.fetchone() or ["0"])[0])
+        return Decimal((raw.execute(query, (day, currency)).fetchone() or ["0"])[0])
 
 
-def test_sums_are_exact_and_apart(tmp_path: Path) -> None:
-    file = DailyTotal(tmp_path / "state" / "spent.db")
+def test_sums_are_exact_and_apart(file: DailyTotal) -> None:
     for _ in range(10):
         assert file.add(DAY, "", Decimal("0.1"))
     assert file.add(DAY, "EUR", Decimal(5))
@@ -272,8 +238,8 @@ def test_sums_are_exact_and_apart(tmp_path: Path) -> None:
     assert file.path.parent.stat().st_mode & 0o077 == 0
 
 
-def test_never_above_the_most(tmp_path: Path) -> None:
-    file, most = DailyTotal(tmp_path / "spent.db"), Decimal("0.3")
+def test_never_above_the_most(file: DailyTotal) -> None:
+    most = Decimal("0.3")
     assert file.add(DAY, "", Decimal("0.2"), most)
     assert not file.add(DAY, "", Decimal("0.100001"), most)
     assert file.add(DAY, "", Decimal("-0.1"), most)
@@ -285,57 +251,36 @@ def test_never_above_the_most(tmp_path: Path) -> None:
     assert spent_on(file, DAY) == Decimal("1.2")
 
 
-def test_processes_share_a_limit(tmp_path: Path) -> None:
-    path = tmp_path / "spent.db"
-    processes = [
-        subprocess.Popen([sys.executable, "-c", ADDING, str(path)], stdout=subprocess.PIPE)
-        for _ in range(3)
-    ]
-    added = [int(process.communicate(timeout=60)[0]) for process in processes]
-    assert sum(added) == 10
-    assert spent_on(DailyTotal(path), DAY) == 1
-
-
 def test_processes_of_several_threads_share_a_limit(tmp_path: Path) -> None:
     """By POSIX a thread that closes the file ends the locks of all others of its process."""
     path = tmp_path / "spent.db"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", CROWDED, str(path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for _ in range(2)
-    ]
+    command = [sys.executable, "-c", CROWDED, str(path)]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(2)]
     told = [process.communicate(timeout=120) for process in processes]
     assert [error for _, error in told] == [b"", b""]
     assert sum(int(added) for added, _ in told) == 200
     assert spent_on(DailyTotal(path), DAY) == 20
 
 
-def test_a_file_that_is_deleted_begins_anew_for_all(tmp_path: Path) -> None:
-    one, other = (DailyTotal(tmp_path / "spent.db") for _ in range(2))
-    assert one.add(DAY, "", Decimal(1))
-    one.path.unlink()
+def test_a_file_that_is_deleted_begins_anew_for_all(file: DailyTotal) -> None:
+    other = DailyTotal(file.path)
+    assert file.add(DAY, "", Decimal(1))
+    file.path.unlink()
     assert other.add(DAY, "", Decimal(2), Decimal(2))
-    assert not one.add(DAY, "", Decimal(1), Decimal(2))
-    assert spent_on(one, DAY) == 2
+    assert not file.add(DAY, "", Decimal(1), Decimal(2))
+    assert spent_on(file, DAY) == 2
 
 
-@pytest.mark.parametrize("broken", ["no database", "a folder", "no number", "not finite"])
-def test_a_file_that_cannot_be_used(
-    tmp_path: Path, broken: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "spent.db"
-    file = DailyTotal(path)
-    if broken == "no database":
-        path.write_bytes(b"not a database" * 100)
-    elif broken == "a folder":
-        path.mkdir()
+@pytest.mark.parametrize("broken", ["not a database", "a folder", "abc", "NaN"])
+def test_an_unusable_file(file: DailyTotal, broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    file.add(today(), "", Decimal(0))
+    if broken in ("abc", "NaN"):
+        with sqlite3.connect(file.path) as raw:
+            raw.execute("UPDATE spent SET amount = ?", (broken,))
     else:
-        file.add(today(), "", Decimal(0))
-        with sqlite3.connect(path) as raw:
-            raw.execute("UPDATE spent SET amount = ?", ("abc" if broken == "no number" else "NaN",))
+        file.path.unlink()
+        file.path.mkdir() if broken == "a folder" else file.path.write_text(broken * 100)
     with pytest.raises(UsageError) as refused:
         file.require_usable()
     assert refused.value.setting == "max_cost_day"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from edgewise.cloud.base import CloudModel
 from edgewise.completion import Completion, Outgoing
@@ -35,20 +36,14 @@ from tests.doubles.billed_cloud import BilledCloud
 LIST = 'input = 0.28\ncached = "0.028"\noutput = 0.42\n'
 
 
-def test_three_numbers() -> None:
+def test_three_numbers_or_a_file(tmp_path: Path) -> None:
     price = price_of("0.28, 0.028,0.42")
     assert price == Price(input=Decimal("0.28"), cached=Decimal("0.028"), output=Decimal("0.42"))
     # 1,000 x 0.28 + 500 x 0.028 + 10 x 0.42, a millionth of it.
     assert price.of(BilledTokens(input=1000, cached=500, output=10)) == Decimal("0.0002982")
-
-
-def test_a_file(tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text(LIST + 'currency = "USD"\ncached_from = 64\n')
-    price = price_of(str(path))
-    plain = price_of("0.28,0.028,0.42")
-    assert (price.input, price.cached, price.output) == (plain.input, plain.cached, plain.output)
-    assert (price.currency, price.cached_from) == ("USD", 64)
+    assert price_of(str(path)) == replace(price, currency="USD", cached_from=64)
 
 
 @pytest.mark.parametrize(
@@ -56,40 +51,24 @@ def test_a_file(tmp_path: Path) -> None:
     [
         *("1,2", "1", "1,0.1,2,3", "1,0.1,x", "", "-1,0,1", "1,nan,1", "1,0.1,inf", "1,0.1,1e7"),
         *(".", "1,0.1,1e999999", "1,0.1,0.0000001", "1,0.1,1e-999999", "1,2,3"),
-    ],
-)
-def test_what_is_not_a_price(given: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        price_of(given)
-    assert refused.value.setting == "price"
-    assert "IN,CACHED,OUT" in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+        # What a file may say.
         LIST.replace("input", "inptu"),
-        LIST + "currency = 3",
-        LIST + 'currency = "123456789"',
-        LIST + 'currency = "\\u001b[2J"',
-        LIST + "cached_from = 0",
-        LIST + "cached_from = 1.5",
-        LIST + "more = 1",
-        "input = nan\ncached = 0\noutput = 1",
-        'input = "NaN"\ncached = 0\noutput = 1',
-        "input = -1\ncached = 0\noutput = 1",
-        "input = true\ncached = 0\noutput = 1",
+        *(f"{LIST}currency = {said}" for said in ("3", '"123456789"', '"\\u001b[2J"')),
+        *(f"{LIST}{line}" for line in ("cached_from = 0", "cached_from = 1.5", "more = 1")),
+        *(f"input = {said}\ncached = 0\noutput = 1" for said in ("nan", '"NaN"', "-1", "true")),
         "input = 1\ncached = 0",
         "[input]",
         "\x00",
     ],
 )
-def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "prices.toml"
-    path.write_text(text)
+def test_what_is_not_a_price(tmp_path: Path, given: str) -> None:
+    of_file = any(mark in given for mark in "=[\0")
+    if of_file:
+        (tmp_path / "prices.toml").write_text(given)
     with pytest.raises(UsageError) as refused:
-        price_of(str(path))
+        price_of(str(tmp_path / "prices.toml") if of_file else given)
     assert refused.value.setting == "price"
+    assert of_file or "IN,CACHED,OUT" in str(refused.value)
 
 
 PRICE = price_of("2,0.5,8")
@@ -122,11 +101,8 @@ def test_50_recorded_conversations_are_billed_to_the_token() -> None:
             answer = decoder.generate(prompt, max_tokens=16)
             raw = [future.result() for future in asked]
             cost, size = answer.usage.cost, len(prompt.ids)
-            assert cost is not None
-            counts = sum(
-                (np.array([one.computed, one.cached, len(one.ids)]) for one in raw),
-                np.zeros(3, int),
-            )
+            metered = [np.array([one.computed, one.cached, len(one.ids)]) for one in raw]
+            counts = sum(metered, np.zeros(3, int))
             assert [*counts] == [cost.input_tokens, cost.cached_tokens, cost.output_tokens]
             found = min(size, raw[0].cached or 0) if raw else 0
             alone = 2 * (size - found) + 0.5 * found + 8 * len(answer.tokens)
@@ -151,7 +127,7 @@ def metering(
 
 
 def answered(completion: Completion) -> "Future[Completion]":
-    future: Future[Completion] = Future()
+    future = Future[Completion]()
     future.set_result(completion)
     return future
 
@@ -181,6 +157,10 @@ def test_what_a_meter_says_is_billed(meter: dict[str, int], billed: BilledTokens
     meter_of = metering(40)
     meter_of.sent([1] * 41, 1, reached(), answered(wrote(1, **meter)))
     assert meter_of.report([1] * 43).billed == billed
+    # Where a cached token costs as much as another no meter is needed.
+    meter_of = metering(9, price="2,2,8")
+    meter_of.sent([1] * 9, 1, reached(), answered(wrote(1, prompt=9)))
+    assert meter_of.report([1] * 9).billed == BilledTokens(input=9, output=1)
 
 
 def test_no_more_is_cached_than_was_sent_before() -> None:
@@ -206,16 +186,14 @@ def test_a_draft_that_was_dropped_is_not_expected_to_be_cached() -> None:
     assert meter.admits([1] * 127 + [2] * 16, 0, 15) > 0
 
 
-def unanswered(error: CloudError | None = None, *, declined: bool = False) -> "Future[Completion]":
-    future: Future[Completion] = Future()
-    if error is not None:
-        error.declined = declined
-        future.set_exception(error)
+def unanswered(error: CloudError, *, declined: bool = False) -> "Future[Completion]":
+    future, error.declined = Future[Completion](), declined
+    future.set_exception(error)
     return future
 
 
 def cancelled() -> "Future[Completion]":
-    future: Future[Completion] = Future()
+    future = Future[Completion]()
     future.cancel()
     return future
 
@@ -233,15 +211,13 @@ NEVER_LEFT, LEFT = Outgoing, reached
         (unanswered(CloudRejected("no whole word")), LEFT, True),
         (unanswered(CloudTimeout("late")), LEFT, True),
         (unanswered(CloudProtocolError("HTML")), LEFT, True),
-        (unanswered(), NEVER_LEFT, True),  # it flies, and may still leave
-        (unanswered(), LEFT, True),
+        (Future(), NEVER_LEFT, True),  # it flies, and may still leave
+        (Future(), LEFT, True),
         (cancelled(), LEFT, True),
         (cancelled(), NEVER_LEFT, False),
     ],
 )
-def test_what_brought_nothing(
-    future: "Future[Completion]", sent: Callable[[], Outgoing], costs: bool
-) -> None:
+def test_what_came_to_naught(future: Any, sent: Callable[[], Outgoing], costs: bool) -> None:
     meter = metering(100)
     meter.sent([1] * 110, 3, sent(), future)
     found = meter.report([1] * 110).billed
@@ -254,12 +230,6 @@ def test_one_that_flew_is_billed_as_it_lands() -> None:
     assert meter.report([1] * 100).billed.estimated
     future.set_result(wrote(1, prompt=100, cached=64))
     assert meter.report([1] * 100).billed == BilledTokens(input=36, cached=64, output=1)
-
-
-def test_a_cached_price_that_is_the_full_one_needs_no_meter() -> None:
-    meter = metering(9, price="2,2,8")
-    meter.sent([1] * 9, 1, reached(), answered(wrote(1, prompt=9)))
-    assert meter.report([1] * 9).billed == BilledTokens(input=9, output=1)
 
 
 class Words(ScriptedCloud):
@@ -285,41 +255,40 @@ def test_a_word_may_take_several_requests() -> None:
     assert found.billed == BilledTokens(input=158, cached=150, output=16, estimated=True)
     assert found.alone == PRICE.of(BilledTokens(input=154, output=15))
 
-
-def test_a_request_that_is_repeated_is_no_shorter_prompt() -> None:
-    meter = metering(100, cloud=Words(noise()))
-    sent = reached()
+    # A request that is repeated is no shorter prompt.
+    meter, sent = metering(100, cloud=Words(noise())), reached()
     sent.add(1, b"{}", again=True)
     meter.sent([1] * 100, 1, sent, answered(wrote(1, prompt=154, cached=0, written=8)))
     assert meter.report([1] * 100).alone == PRICE.of(BilledTokens(input=154))
-
-
-def test_a_word_that_fails_is_billed_for_the_requests_that_left() -> None:
+    # A word that fails is billed for the requests that left.
     meter, sent = metering(100, cloud=Words(noise())), reached()
     sent.add(1, b"{}")
     meter.sent([1] * 100, 1, sent, unanswered(CloudTimeout("late")))
     assert meter.report([1] * 100).billed == BilledTokens(input=208, output=16, estimated=True)
 
 
-@pytest.mark.parametrize("prompt", [-1, 1 << 40, 100 + 65])
-def test_prompts_that_no_engine_bills(prompt: int) -> None:
+@pytest.mark.parametrize(
+    "meter", [{"prompt": -1}, {"prompt": 1 << 40}, {"prompt": 165}, {"prompt": 10, "cached": 11}]
+)
+def test_prompts_that_no_engine_bills(meter: dict[str, int]) -> None:
     with pytest.raises(CloudProtocolError):
-        wrote(1, prompt=prompt).validate(asked=1, prompt=100)
-    with pytest.raises(CloudProtocolError):
-        wrote(1, prompt=10, cached=11).validate(asked=1, prompt=100)
+        wrote(1, **meter).validate(asked=1, prompt=100)
+
+
+def deciding(
+    score: float, policy: Policy, cloud: ScriptedCloud, billing: Billing | None
+) -> Decoder:
+    """An edge that writes what the cloud would, each token with the same score."""
+    router = Constant(score)
+    edge = ScriptedEdge(cloud.script)
+    return Decoder(edge, router=router, policy=policy, cloud=cloud, billing=billing)
 
 
 def test_what_costs_hold_back_does_not_wind_the_threshold_down() -> None:
     """Else the first consult that may go again would go for any token at all."""
     text = "all of it but the first token is held back"
-    edge = ScriptedEdge(replying(text, prompt=bytes(IDS).decode()))
-    decoder = Decoder(
-        edge,
-        router=Constant(0.9),
-        policy=Policy(cloud_share=0.2),
-        cloud=BilledCloud(edge.script, None),
-        billing=Billing(price_of("1,1,1")),
-    )
+    cloud = BilledCloud(replying(text, prompt=bytes(IDS).decode()), None)
+    decoder = deciding(0.9, Policy(cloud_share=0.2), cloud, Billing(price_of("1,1,1")))
     with decoder.stream(IDS) as events:
         tokens = [event for event in events if isinstance(event, Token)]
         bucket = events.budget.bucket
@@ -340,32 +309,19 @@ def test_with_a_price_nothing_is_read_ahead_of_its_bill(billing: Billing | None)
             session.prefetch = lambda ids, outgoing: pushed.append(len(ids))  # type: ignore[method-assign]
             return session
 
-    script = replying("blue", prompt=bytes(IDS).decode())
-    decoder = Decoder(
-        ScriptedEdge(script),
-        router=Constant(0.0),
-        policy=Policy(),
-        cloud=Pushed(script),
-        billing=billing,
-    )
-    decoder.generate(IDS)
+    cloud = Pushed(replying("blue", prompt=bytes(IDS).decode()))
+    deciding(0.0, Policy(), cloud, billing).generate(IDS)
     assert bool(pushed) == (billing is None)
 
 
 def test_guesses_send_no_consults_where_costs_are_limited() -> None:
     """So an answer depends on what the provider has cached, and not on the link."""
-    text = "blue sky over the hills"
-    script = replying(text, prompt=bytes(IDS).decode())
+    script = replying("blue sky over the hills", prompt=bytes(IDS).decode())
+    policy = Policy(span=1, speculate=8, deadline=30.0)
     asks: dict[str, int] = {}
     for name, limits in (("limited", Limits(alone=False, answer=Decimal(1))), ("free", FREE)):
         cloud = ScriptedCloud(script, delay=0.02)
-        decoder = Decoder(
-            ScriptedEdge(script),
-            router=Constant(1.0),
-            policy=Policy(span=1, speculate=8, deadline=30.0),
-            cloud=cloud,
-            billing=Billing(PRICE, limits=limits),
-        )
+        decoder = deciding(1.0, policy, cloud, Billing(PRICE, limits=limits))
         flying: list[int] = []
         with decoder.stream(IDS, pending=True) as events:
             for event in events:

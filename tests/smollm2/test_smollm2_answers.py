@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import jsonschema
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from openai import OpenAI
 
+from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
 from edgewise.cloud.local import LocalCloud
 from edgewise.edge.base import EdgeModel, Needs
@@ -66,14 +68,10 @@ def prompt(model: LlamaModel) -> list[int]:
 @pytest.fixture(scope="module")
 def text(model: LlamaModel, prompt: list[int]) -> str:
     """What it answers."""
-    answer = alone(model, prompt)
+    decoder = Decoder(model, router=Entropy(), policy=Policy(threshold=1.0))
+    answer = decoder.generate(prompt, max_tokens=TOKENS)
     assert len(answer.text.split()) > TOKENS // 2
     return answer.text
-
-
-def alone(model: EdgeModel, prompt: Sequence[int]) -> Answer:
-    decoder = Decoder(model, router=Entropy(), policy=Policy(threshold=1.0))
-    return decoder.generate(prompt, max_tokens=TOKENS)
 
 
 def test_run(smollm2_path: Path, text: str, tmp_path: Path) -> None:
@@ -96,7 +94,7 @@ def test_serve_streams_to_openais_client(smollm2_path: Path, text: str) -> None:
 
 
 @pytest.mark.deep
-def test_log_probs_are_llama_servers(
+def test_log_probs_are_the_servers(
     model: LlamaModel, prompt: list[int], smollm2_path: Path
 ) -> None:
     asked = {"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "n_probs": 10}
@@ -116,25 +114,26 @@ def test_log_probs_are_llama_servers(
     assert np.mean(far) < MEAN_NATS
 
 
-def asked(decoder: Decoder, prompt: Sequence[int]) -> Answer:
+def asked(edge: EdgeModel, cloud: CloudModel, prompt: Sequence[int], **policy: Any) -> Answer:
+    policy |= {"threshold": THRESHOLD, "deadline": 60}
+    decoder = Decoder(edge, router=Entropy(), policy=Policy(**policy), cloud=cloud)
     with decoder.stream(prompt, max_tokens=TOKENS, candidates=True) as events:
         return collect(events)
 
 
-@pytest.mark.parametrize("speculate", [0, 8])
 def test_a_cloud_of_the_same_weights_changes_nothing(
-    model: LlamaModel, prompt: list[int], text: str, smollm2_path: Path, speculate: int
+    model: LlamaModel, prompt: list[int], text: str, smollm2_path: Path
 ) -> None:
     with (
         LlamaModel(smollm2_path, context=CONTEXT, threads=1, gpu_layers=0) as large,
         closing(LocalCloud(large)) as cloud,
     ):
         cloud.check_vocabulary(model.tokenizer)
-        policy = Policy(threshold=THRESHOLD, speculate=speculate, deadline=60)
-        answer = asked(Decoder(model, router=Entropy(), policy=policy, cloud=cloud), prompt)
-    assert answer.usage.cloud_calls > 0
-    assert answer.usage.correction_tokens == 0
-    assert answer.text == text
+        for speculate in (0, 8):
+            answer = asked(model, cloud, prompt, speculate=speculate)
+            assert answer.usage.cloud_calls > 0
+            assert answer.usage.correction_tokens == 0
+            assert answer.text == text
 
 
 @pytest.mark.deep
@@ -143,19 +142,17 @@ def test_running_ahead_changes_no_answer(
     smaller: LlamaModel, prompt: list[int], smollm2_path: Path, share: float | None
 ) -> None:
     """Over a link of 80 ms, to a cloud that writes other tokens than the edge."""
-    answers: list[Answer] = []
     with (
         llama_server(smollm2_path) as url,
         closing(Link("127.0.0.1", int(url.rpartition(":")[2]), LINK)) as link,
         closing(LlamaServer(link.url)) as cloud,
     ):
         cloud.check_vocabulary(smaller.tokenizer)
-        for ahead in (0, 8):
-            policy = Policy(threshold=THRESHOLD, cloud_share=share, speculate=ahead, deadline=60)
-            decoder = Decoder(smaller, router=Entropy(), policy=policy, cloud=cloud)
-            answers.append(asked(decoder, prompt))
-    assert answers[0].usage.correction_tokens > 0
-    pairs = zip(*(answer.tokens for answer in answers), strict=True)
+        plain, ahead = (
+            asked(smaller, cloud, prompt, cloud_share=share, speculate=tokens) for tokens in (0, 8)
+        )
+    assert plain.usage.correction_tokens > 0
+    pairs = zip(plain.tokens, ahead.tokens, strict=True)
     other = next(((left, right) for left, right in pairs if told(left) != told(right)), None)
     assert other is None or near_tie(*other)
 

@@ -1,6 +1,7 @@
 """A real vocabulary: 49,152 ids of byte-level BPE and a published chat template."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx2
@@ -51,6 +52,9 @@ def test_one_vocabulary_whoever_holds_it(model: LlamaModel, hub: HubTokenizer) -
     assert hub.eos_ids == llama.eos_ids
     for talk in TALKS:
         assert prompt_ids(hub, talk) == prompt_ids(llama, talk)
+    # A vocabulary without its merges would spell letters.
+    for text in (PROBES[1], "The capital of France is Paris."):
+        assert len(llama.encode(text)) < len(text) / 2
 
 
 @given(st.text(max_size=40))
@@ -64,19 +68,11 @@ def test_text_comes_back(model: LlamaModel, hub: HubTokenizer, text: str) -> Non
     assert ids[0] == ids[1] or spelled != data
 
 
-def test_no_merge_of_llama_cpp_goes_over_a_byte_that_the_vocabulary_lacks(
-    model: LlamaModel, hub: HubTokenizer
-) -> None:
+def test_no_merge_goes_over_a_byte_that_is_missing(model: LlamaModel, hub: HubTokenizer) -> None:
     """U+4C000 begins with F1, which has no id. The published library merges what lies beside it."""
     text = "\x92\U0004c000"
     assert hub.encode(text) == [141, 40276, 218, 218]
     assert model.tokenizer.encode(text) == [141, 236, 230, 218, 218]
-
-
-def test_words_are_few_ids(model: LlamaModel) -> None:
-    """A vocabulary without its merges would spell letters."""
-    for text in (PROBES[1], "The capital of France is Paris."):
-        assert len(model.tokenizer.encode(text)) < len(text) / 2
 
 
 def test_the_template_is_rendered_as_published(model: LlamaModel) -> None:
@@ -89,8 +85,8 @@ def test_the_template_is_rendered_as_published(model: LlamaModel) -> None:
 
 
 @pytest.mark.deep
-def test_prompts_are_llama_servers(model: LlamaModel, smollm2_path: Path) -> None:
-    """Which renders by an engine of its own."""
+def test_ids_are_llama_servers(model: LlamaModel, hub: HubTokenizer, smollm2_path: Path) -> None:
+    """Which renders by an engine of its own; whichever library reads the ids here."""
     with llama_server(smollm2_path) as url, httpx2.Client(base_url=url, trust_env=False) as server:
         for talk in TALKS:
             said = [{"role": one.role, "content": one.content} for one in talk]
@@ -98,15 +94,6 @@ def test_prompts_are_llama_servers(model: LlamaModel, smollm2_path: Path) -> Non
             asked = {"content": text, "add_special": True, "parse_special": True}
             ids = server.post("/tokenize", json=asked).json()["tokens"]
             assert prompt_ids(model.tokenizer, talk) == ids
-
-
-@pytest.mark.deep
-def test_all_ids_are_llama_servers(
-    model: LlamaModel, hub: HubTokenizer, smollm2_path: Path
-) -> None:
-    """Whichever library reads them here."""
-    with llama_server(smollm2_path) as url:
         for tokenizer in (model.tokenizer, hub):
-            cloud = LlamaServer(url)
-            assert "all 49,152 ids" in cloud.check_vocabulary(tokenizer)
-            cloud.close()
+            with closing(LlamaServer(url)) as cloud:
+                assert "all 49,152 ids" in cloud.check_vocabulary(tokenizer)

@@ -26,10 +26,8 @@ def without_blocks(source: Path, target: Path, left_out: Collection[int] = (12, 
         writer.add_key_value(key, value, kind, of)
     for tensor in reader.tensors:
         found = _BLOCK.fullmatch(tensor.name)
-        if found is None:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-        elif int(found[1]) in kept:
-            name = f"blk.{kept.index(int(found[1]))}.{found[2]}"
+        if found is None or int(found[1]) in kept:
+            name = f"blk.{kept.index(int(found[1]))}.{found[2]}" if found else tensor.name
             writer.add_tensor(name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
