@@ -13,7 +13,7 @@ from starlette.websockets import WebSocket
 
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.errors import CloudRefused, CloudRejected, CloudTimeout
+from edgewise.errors import CloudRefused, CloudRejected
 from edgewise.events import Consult
 from edgewise.gateway import app
 from edgewise.gateway.app import Gateway
@@ -26,15 +26,12 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.untrained import MaxProb
-from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.gateway.doubles import PlainEngine
 from tests.gateway.plain_client import PlainClient, check, opened
 from tests.gateway.processes import until
 from tests.gateway.running import Running, device, gateway
-
-GREEDY = Sampling()
 
 
 @pytest.fixture
@@ -52,23 +49,20 @@ def cloud(running: Running) -> Iterator[GatewayCloud]:
 def test_the_next_answer_uses_the_link_of_the_last(running: Running, cloud: GatewayCloud) -> None:
     for text in (b"first", b"first, then more", b"another"):
         session = cloud.open(Prompt(tuple(text)))
-        written = session.ask(ConsultRequest(list(text), 1, 30)).result().ids
-        assert written == (reply_to(list(text)),)
+        assert session.ask(ConsultRequest(list(text), 1, 30)).result().ids == (reply_to([*text]),)
         session.close()
         time.sleep(0.05)
     # What begins otherwise is another conversation.
     assert len(running.gateway.sessions) == 2
 
 
-@pytest.mark.parametrize(
-    "frame", [[99, 1], [3, 1, -1, [], 0], "text", {}, [99, "x" * 100_000]], ids=type
-)
-def test_a_device_that_breaks_the_protocol_is_told_and_left(running: Running, frame: Any) -> None:
+def test_a_device_that_breaks_the_protocol_is_told_and_left(running: Running) -> None:
     """Large frames too, which are taken apart in a thread."""
-    with opened(running.url) as client:
-        client.send(frame)
-        assert client.receive()[:3] == [19, None, "protocol"]
-        assert client.code() == 1002
+    for frame in ([99, 1], [3, 1, -1, [], 0], "text", {}, [99, "x" * 100_000]):
+        with opened(running.url) as client:
+            client.send(frame)
+            assert client.receive()[:3] == [19, None, "protocol"]
+            assert client.code() == 1002
 
 
 def test_a_prefix_that_is_not_held_must_be_sent_whole(running: Running) -> None:
@@ -90,27 +84,9 @@ def test_consults_of_a_session_do_not_overtake_each_other(
         prefixes = [list(range(n + 1)) for n in range(8)]
         for n, ids in enumerate(prefixes):
             client.send([3, n, n, [n], check(ids)])
-        replies = [client.receive() for _ in prefixes]
-    assert [reply[:3] for reply in replies] == [
-        [17, n, [reply_to(ids)]] for n, ids in enumerate(prefixes)
-    ]
+        for n, ids in enumerate(prefixes):
+            assert client.receive()[:3] == [17, n, [reply_to(ids)]]
     assert engine.abandoned == 0
-
-
-def test_a_cancelled_consult_stops_costing(running: Running, engine: ScriptedEngine) -> None:
-    engine.seconds = 30.0
-    with opened(running.url) as client:
-        client.send([3, 1, 0, [1], check([1]), 1, 60_000])
-        until(lambda: engine.running)
-        client.send([4, 1])
-        until(lambda: not engine.running)
-    assert engine.abandoned == 1
-    engine.seconds = 0.0
-    with device(running) as cloud:
-        engine.seconds = 30.0
-        with pytest.raises(CloudTimeout):
-            cloud.open(Prompt((1,))).ask(ConsultRequest([1], 1, 0.3)).result()
-        until(lambda: not engine.running)
 
 
 def models(running: Running, key: str) -> httpx2.Response:
@@ -137,14 +113,11 @@ def test_nobody_gets_in_without_a_key(
     for text in (metrics, told.out, told.err):
         assert secret not in text
         assert "secret prompt" not in text
-    assert "missing key" in told.out
-    assert "wrong key" in told.out
-    for counted in (
-        'consults_total{outcome="answered"} 1.0',
-        'cloud_tokens_total{key="device"} 1.0',
-        'opens_total{outcome="new"} 1.0',
-    ):
-        assert f"edgewise_gateway_{counted}" in metrics
+    for said in ("missing key", "wrong key"):
+        assert said in told.out
+    for counted in ('consults_total{outcome="answered"}', 'cloud_tokens_total{key="device"}'):
+        assert f"edgewise_gateway_{counted} 1.0" in metrics
+    assert 'edgewise_gateway_opens_total{outcome="new"} 1.0' in metrics
 
 
 def test_a_session_cannot_be_taken_over(
@@ -208,37 +181,26 @@ def test_a_whole_answer_is_one_consult(cloud: GatewayCloud) -> None:
     assert session.ask(ConsultRequest([1], 1, 30)).result().ids == (reply_to([1]),)
 
 
-class Gone:
-    """A device that took the upgrade and left."""
+@pytest.mark.anyio
+async def test_who_has_just_left_does_not_end_the_drain() -> None:
+    """Found by an attack: the drain failed, and consults of all others were cut off."""
+    heard: list[Any] = []
 
-    def __init__(self) -> None:
-        self.left = False
-
-    async def receive(self) -> dict[str, Any]:
+    async def receive() -> dict[str, Any]:
         return {"type": "websocket.connect"}
 
-    async def send(self, message: Any) -> None:
-        if self.left:
+    async def send(message: Any) -> None:
+        if heard:
             raise OSError("nobody is there")
-        self.left = True
+        heard.append(message)
 
-
-def test_who_has_just_left_does_not_end_the_drain() -> None:
-    """Found by an attack: the drain failed, and consults of all others were cut off."""
-
-    async def work() -> None:
-        fleet, free = Fleet([PlainEngine()], concurrency=1, queue=1), limits_at(None, None)
-        gateway = Gateway(fleet, Keys(None), Sessions(most=9, most_ids=9, idle=9.0), free)
-        gone = Gone()
-        socket = WebSocket({"type": "websocket", "headers": []}, gone.receive, gone.send)
-        await socket.accept()
-        gateway.connections.add(
-            Connection(gateway.consults, gateway.sessions, gateway.keys, socket, ANYBODY)
-        )
-        await gateway.drain()
-        assert gateway.draining
-
-    asyncio.run(work())
+    fleet, free = Fleet([PlainEngine()], concurrency=1, queue=1), limits_at(None, None)
+    made = Gateway(fleet, Keys(None), Sessions(most=9, most_ids=9, idle=9.0), free)
+    socket = WebSocket({"type": "websocket", "headers": []}, receive, send)
+    await socket.accept()
+    made.connections.add(Connection(made.consults, made.sessions, made.keys, socket, ANYBODY))
+    await made.drain()
+    assert made.draining
 
 
 class Noting(PlainEngine):

@@ -55,17 +55,12 @@ class Site:
         self.running: Running = self._stack.enter_context(made)
 
     def client(self) -> PlainClient:
-        made = PlainClient(self.running.url, self.secret)
-        return self._stack.enter_context(made)
+        return self._stack.enter_context(PlainClient(self.running.url, self.secret))
 
     def opened(self) -> PlainClient:
         client = self.client()
         assert client.open()[0] == 16
         return client
-
-    def hang(self) -> None:
-        """The engine takes longer than anybody waits."""
-        self.engine.go = asyncio.Event()
 
 
 @pytest.fixture
@@ -78,6 +73,9 @@ OPEN = [1, 1, PlainClient.tokenizer]
 ASK = [3, 1, 0, [72], check([72])]
 MANY = [1] * (LARGE + 1)
 
+MANY_IDS = [1] * 131_072
+PLAIN: list[list[Any]] = [[1, 0, [72]]]
+
 ENDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "no open frame within 10 s": ({}, []),
     "the first frame is not *open*, or a second *open*": ({}, [[4, 1]]),
@@ -88,18 +86,18 @@ ENDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
     "a text message, or a malformed frame": ({}, [OPEN, "hello"]),
     "a prefix of more than 131,072 ids": (
         {},
-        [OPEN, [2, 0, [1] * 131_072, check([1] * 131_072)], [2, 131_072, [1], 0]],
+        [OPEN, [2, 0, MANY_IDS, check(MANY_IDS)], [2, 131_072, [1], 0]],
     ),
     "an ask's number that is in flight": ({"hang": True}, [OPEN, ASK, ASK]),
     "more than 2,000 frames a second (one second's worth may be saved up)": (
         {},
-        [OPEN, [4, 1], [4, 1], [4, 1]],
+        [OPEN, *[[4, 1]] * 3],
     ),
     "the first frame has more than 16,384 bytes": ({}, [[*OPEN, "", bytes(LARGE)]]),
     "the key is revoked or expired": ({"hang": True, "revoke": True}, [OPEN, ASK]),
     "a frame waits more than 10 s because the key has sent too many ids": (
         {"ids_per_second": 1},
-        [OPEN, [2, 0, MANY, check(MANY)], [2, 0, MANY, check(MANY)]],
+        [OPEN, *[[2, 0, MANY, check(MANY)]] * 2],
     ),
     "a message above 1,048,576 bytes": ({}, [OPEN, bytes((1 << 20) + 1)]),
 }
@@ -127,8 +125,7 @@ def test_sessions_end_as_the_page_says(
     site.serve(**{name: value for name, value in options.items() if name not in special})
     if special["before"]:
         site.opened()
-    if special["hang"]:
-        site.hang()
+    site.engine.go = asyncio.Event() if special["hang"] else None
     client = site.client()
     for frame in sent:
         client.socket.send(frame) if isinstance(frame, str | bytes) else client.send(frame)
@@ -142,13 +139,6 @@ def test_sessions_end_as_the_page_says(
         assert failed[:3] == [19, None, reason.strip("`")]
         assert failed[4] == (None if patience == "nil" else int(patience))
     assert client.code() == int(code)
-
-
-def failing(problem: Exception) -> dict[str, Any]:
-    def fail(ids: object, n: int) -> Completion:
-        raise problem
-
-    return {"act": fail}
 
 
 ASKS: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
@@ -169,9 +159,9 @@ ASKS: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
     ),
     "the gateway cannot count usage now": (
         {"tokens_per_day": 10, "limits": FailingLimits()},
-        [[1, 0, [72]]],
+        PLAIN,
     ),
-    "the engine's queue is full": ({"concurrency": 1, "queue": 0, "busy": True}, [[1, 0, [72]]]),
+    "the engine's queue is full": ({"concurrency": 1, "queue": 0, "busy": True}, PLAIN),
     "the deadline passed": ({"waiting": 0}, [[1, 0, [72], 1, 50]]),
     "the prefix has no ids": ({}, [[1, 0, []]]),
     "sampling out of range": ({}, [[1, 0, [72], 1, 5000, 0, [-1.0, 0, 1.0, 0.0, 1]]]),
@@ -180,16 +170,13 @@ ASKS: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
         {},
         [[1, 0, [72, 72], 0, 5000, 0, None, 1]],
     ),
-    "the engine is down or not ready": (failing(CloudUnavailable("down")), [[1, 0, [72]]]),
+    "the engine is down or not ready": ({"error": CloudUnavailable("down")}, PLAIN),
     "the engine declines the request, for instance for its length": (
-        failing(CloudRejected("no")),
-        [[1, 0, [72]]],
+        {"error": CloudRejected("no")},
+        PLAIN,
     ),
-    "the engine refuses the gateway's own key": (failing(CloudRefused("no")), [[1, 0, [72]]]),
-    "the engine's reply is malformed or out of bounds": (
-        failing(CloudProtocolError("not what it promises")),
-        [[1, 0, [72]]],
-    ),
+    "the engine refuses the gateway's own key": ({"error": CloudRefused("no")}, PLAIN),
+    "the engine's reply is malformed or out of bounds": ({"error": CloudProtocolError("x")}, PLAIN),
 }
 """What a gateway, its key and its engine are like; consults, of which the last fails."""
 
@@ -198,12 +185,11 @@ ASKS: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
 def test_consults_fail_as_the_page_says(site: Site, what: str) -> None:
     reason, patience = rows(REFUSALS)[what]
     options, (*answered, last) = ASKS[what]
-    special = {name: options.get(name) for name in ("act", "waiting", "busy")}
+    special = {name: options.get(name) for name in ("error", "waiting", "busy")}
     site.serve(**{name: value for name, value in options.items() if name not in special})
-    if special["act"]:
-        site.engine.act = special["act"]
+    site.engine.down = special["error"]
     if special["waiting"] is not None or special["busy"]:
-        site.hang()
+        site.engine.go = asyncio.Event()
     if special["busy"]:
         site.opened().send(ASK)
         until(lambda: site.engine.asked == 1)
@@ -214,40 +200,41 @@ def test_consults_fail_as_the_page_says(site: Site, what: str) -> None:
         assert client.ask(*ask)[0] == 17
     failed = client.ask(*last)
     assert [failed[0], failed[2]] == [19, reason.strip("`")]
-    if patience == "nil":
-        assert failed[4] is None
-    elif patience.isdigit():
-        assert failed[4] == int(patience)
+    if patience == "nil" or patience.isdigit():
+        assert failed[4] == (None if patience == "nil" else int(patience))
     else:
         assert 0 < failed[4] <= 86_400_001
 
 
-@pytest.mark.parametrize(("changed", "passed"), [
-    ({"ids": (1, 2)}, False),
-    ({"ids": (), "logprobs": ()}, False),
-    ({"ids": (), "logprobs": (), "stopped": True}, True),
-    ({"ids": ((1 << 31) - 1,)}, True),
-    ({"ids": (1 << 31,)}, False),
-    ({"top": ((Candidate(1 << 31, -0.5),),)}, False),
-    ({"top": ((Candidate(1, -0.5),) * 20,)}, True),
-    ({"top": ((Candidate(1, -0.5),) * 21,)}, False),
-    ({"top": ((), ())}, False),
-    ({"logprobs": (-0.1, -0.1)}, False),
-    ({"logprobs": (0.001,)}, True),
-    ({"logprobs": (0.1,)}, False),
-    ({"logprobs": (float("nan"),)}, False),
-    ({"cached": 2}, False),
-    ({"computed": 1, "engine_seconds": 3600.0}, True),
-    ({"engine_seconds": 3601.0}, False),
-    ({"engine_seconds": -1.0}, False),
-])  # fmt: skip
-def test_bounds_of_a_reply(site: Site, changed: dict[str, Any], passed: bool) -> None:
+WITHIN: list[dict[str, Any]] = [
+    {"ids": (), "logprobs": (), "stopped": True},
+    {"ids": ((1 << 31) - 1,)},
+    {"top": ((Candidate(1, -0.5),) * 20,)},
+    {"logprobs": (0.001,)},
+    {"computed": 1, "engine_seconds": 3600.0},
+]
+BEYOND: list[dict[str, Any]] = [
+    {"ids": (1, 2)},
+    {"ids": (), "logprobs": ()},
+    {"ids": (1 << 31,)},
+    *({"top": top} for top in (((Candidate(1 << 31, -0.5),),), ((Candidate(1, -0.5),) * 21,))),
+    {"top": ((), ())},
+    *({"logprobs": logprobs} for logprobs in ((-0.1, -0.1), (0.1,), (float("nan"),))),
+    {"cached": 2},
+    *({"engine_seconds": seconds} for seconds in (3601.0, -1.0)),
+]
+
+
+def test_bounds_of_a_reply(site: Site) -> None:
     """Those that the page has, both sides of each."""
-    completion = Completion(**{"ids": (1,), "logprobs": (-0.1,), **changed})
     site.serve()
-    site.engine.act = lambda ids, n: completion
-    frame = site.opened().ask(1, 0, [72])
-    assert frame[:2] == [17, 1] if passed else frame[:3] == [19, 1, "protocol"]
+    client = site.opened()
+    for number, changed in enumerate(WITHIN + BEYOND):
+        completion = Completion(**{"ids": (1,), "logprobs": (-0.1,), **changed})
+        site.engine.act = lambda ids, n, said=completion: said
+        frame = client.ask(number, 0, [72])
+        expected = [17, number] if changed in WITHIN else [19, number, "protocol"]
+        assert frame[: len(expected)] == expected, changed
 
 
 def test_ids_that_came_are_held_whatever_the_ask_is_answered_with(site: Site) -> None:
@@ -258,6 +245,15 @@ def test_ids_that_came_are_held_whatever_the_ask_is_answered_with(site: Site) ->
     assert client.ask(1, 200, [72])[2] == "unavailable"
     assert site.running.gateway.sessions.ids == 201
     assert (site.engine.asked, site.engine.prefills) == (1, 0)
+
+
+def test_held_ids_are_bounded_and_asked_for_again(site: Site) -> None:
+    site.serve(most_ids=10)
+    older, newer = site.opened(), site.opened()
+    for client in (older, newer):
+        assert client.ask(0, 0, [72] * 8)[0] == 17
+    assert older.ask(1, 8, [72]) == [18, 1]
+    assert older.ask(2, 0, [72] * 9)[0] == 17
 
 
 def test_a_prefetch_without_new_ids_asks_nothing_of_the_engine(site: Site) -> None:
@@ -291,15 +287,6 @@ def test_who_does_not_read_is_not_read_and_then_left(
     until(lambda: not made.connections or made.sessions.ids == 1900)
     assert made.sessions.ids < 1900
     assert not made.connections
-
-
-def test_held_ids_are_bounded_and_asked_for_again(site: Site) -> None:
-    site.serve(most_ids=10)
-    older, newer = site.opened(), site.opened()
-    assert older.ask(0, 0, [72] * 8)[0] == 17
-    assert newer.ask(0, 0, [72] * 8)[0] == 17
-    assert older.ask(1, 8, [72]) == [18, 1]
-    assert older.ask(2, 0, [72] * 9)[0] == 17
 
 
 def test_who_drains_refuses_before_the_upgrade(site: Site) -> None:

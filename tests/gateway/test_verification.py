@@ -27,7 +27,9 @@ def wire(completion: Completion) -> list[list[Any]]:
 
 @pytest.fixture
 def engine() -> VerifyingEngine:
-    return VerifyingEngine()
+    made = VerifyingEngine()
+    made.size = 258
+    return made
 
 
 @pytest.fixture
@@ -54,24 +56,21 @@ def test_the_ids_of_a_device_are_verified(running: Running, client: PlainClient)
     assert 'edgewise_gateway_verified_tokens_total{key="anybody"} 4.0' in told
     assert 'edgewise_gateway_cloud_tokens_total{key="anybody"} 0.0' in told
     assert 'edgewise_gateway_consults_total{outcome="answered"} 2.0' in told
-
-
-def test_what_is_verified_stands_behind_the_ids_that_are_held(client: PlainClient) -> None:
+    # What is verified stands behind the ids that are held.
     client.prefetch(0, IDS)
-    reply = client.ask(1, len(IDS), [], *VERIFY)
-    assert reply[9] == wire(read_along(IDS, len(WRITTEN)))
-    assert client.ask(2, 90, [1], *VERIFY) == [18, 2]
+    assert client.ask(3, len(IDS), [], *VERIFY)[9] == reply[9]
+    assert client.ask(4, 90, [1], *VERIFY) == [18, 4]
+    # A device that knows no verification leaves the trailing elements out, or some of them.
+    for number, known in enumerate(([], [1], [1, 5000, 2, None], [1, 5000, 2, None, 0])):
+        assert client.ask(number, 0, IDS, *known)[:3] == [17, number, [own_id(IDS)]]
 
 
 @pytest.mark.parametrize(
     ("ids", "more"),
     [
         (IDS, [0]),
-        (IDS, [0, 5000, 0, None, 0]),
         (IDS, [1, 5000, 0, None, 2]),
-        (IDS, [0, 5000, 0, None, len(IDS)]),
-        (IDS, [0, 5000, 0, None, len(IDS) + 1]),
-        (IDS, [0, 5000, 0, None, 4096]),
+        *((IDS, [0, 5000, 0, None, count]) for count in (0, len(IDS), len(IDS) + 1, 4096)),
         ([], [0, 5000, 0, None, 1]),
     ],
 )
@@ -116,29 +115,19 @@ def test_a_fleet_verifies_if_all_its_engines_do(others: list[PlainEngine]) -> No
         assert client.open()[7] is True
 
 
-def test_a_device_that_knows_no_verification_is_served(client: PlainClient) -> None:
-    """It leaves the trailing elements out, or some of them."""
-    for number, more in enumerate(([], [1], [1, 5000, 2, None], [1, 5000, 2, None, 0])):
-        assert client.ask(number, 0, IDS, *more)[:3] == [17, number, [own_id(IDS)]]
-
-
-def test_a_verification_costs_a_key_one_token(keys: Path, add: Add) -> None:
-    secret, engine = add(tokens_per_day=2), VerifyingEngine()
+def test_a_verification_costs_a_key_one_token_if_it_succeeds(
+    engine: VerifyingEngine, keys: Path, add: Add
+) -> None:
+    secret = add(tokens_per_day=2)
+    engine.reads = letters
     with gateway([engine], keys=keys) as running, opened(running.url, secret) as client:
+        for number in range(2):
+            assert client.ask(number, 0, IDS, *VERIFY)[:3] == [19, number, "protocol"]
+        engine.reads = read_along
         for number in range(2):
             assert client.ask(number, 0, IDS, *VERIFY)[0] == 17
         assert client.ask(2, 0, IDS, *VERIFY)[:3] == [19, 2, "unavailable"]
         assert 'verified_tokens_total{key="laptop"} 6.0' in running.metrics()
-
-
-def test_a_verification_that_fails_costs_nothing(keys: Path, add: Add) -> None:
-    secret, engine = add(tokens_per_day=1), VerifyingEngine()
-    engine.reads = letters
-    with gateway([engine], keys=keys) as running, opened(running.url, secret) as client:
-        assert client.ask(1, 0, IDS, *VERIFY)[:3] == [19, 1, "protocol"]
-        engine.reads = read_along
-        assert client.ask(2, 0, IDS, *VERIFY)[0] == 17
-        assert client.ask(3, 0, IDS, *VERIFY)[:3] == [19, 3, "unavailable"]
 
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -151,28 +140,18 @@ TRUE = Verified(-4.5, 98, -0.25)
         [],
         [TRUE],
         [TRUE, TRUE, TRUE],
-        [TRUE, Verified(NAN, 98, -0.25)],
-        [TRUE, Verified(-INFINITY, 98, -0.25)],
-        [TRUE, Verified(0.5, 98, 0.5)],
-        [TRUE, Verified(-0.5, 98, NAN)],
-        [TRUE, Verified(-0.25, 98, -0.5)],
-        [TRUE, Verified(-4.5, -1, -0.25)],
-        [TRUE, Verified(-4.5, 300, -0.25)],
+        *([TRUE, Verified(logprob, 98, -0.25)] for logprob in (NAN, -INFINITY)),
+        *([TRUE, Verified(*lie)] for lie in ((0.5, 98, 0.5), (-0.5, 98, NAN), (-0.25, 98, -0.5))),
+        *([TRUE, Verified(-4.5, token, -0.25)] for token in (-1, 300)),
     ],
 )
-def test_an_engine_that_lies_fails_the_consult(rows: list[Verified]) -> None:
-    engine = VerifyingEngine()
-    engine.size = 258
-    engine.reads = lambda ids, n: Completion(ids=(), logprobs=(), verified=tuple(rows))
-    with gateway([engine]) as running, opened(running.url) as client:
-        assert client.ask(1, 0, IDS, 0, 5000, 0, None, 2)[:3] == [19, 1, "protocol"]
-        engine.reads = read_along
-        assert client.ask(2, 0, IDS, *VERIFY)[0] == 17
-
-
-def test_an_engine_that_verifies_unasked_fails_the_consult(
-    engine: VerifyingEngine, client: PlainClient
+def test_an_engine_that_lies_fails_the_consult(
+    engine: VerifyingEngine, client: PlainClient, rows: list[Verified]
 ) -> None:
-    said = Completion(ids=(97,), logprobs=(-0.1,), verified=(TRUE,))
-    engine.act = lambda ids, n: said
-    assert client.ask(1, 0, IDS)[:3] == [19, 1, "protocol"]
+    engine.reads = lambda ids, n: Completion(ids=(), logprobs=(), verified=tuple(rows))
+    assert client.ask(1, 0, IDS, 0, 5000, 0, None, 2)[:3] == [19, 1, "protocol"]
+    engine.reads = read_along
+    assert client.ask(2, 0, IDS, *VERIFY)[0] == 17
+    # So does one that verifies unasked.
+    engine.act = lambda ids, n: Completion(ids=(97,), logprobs=(-0.1,), verified=(TRUE,))
+    assert client.ask(3, 0, IDS)[:3] == [19, 3, "protocol"]
