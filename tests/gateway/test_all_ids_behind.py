@@ -47,20 +47,23 @@ def test_a_real_engine_behind_it(model_folder: Path) -> None:
         models.write_transformer(model_folder / f"behind{name}.gguf", models.qwen(name))
         for name in ("2.5", "3")
     )
-    with llama_server(newer) as url, gateway([url]) as running:
-        with LlamaModel(newer, threads=1, context=32) as model:
-            assert "all 277 ids" in told(running, model.tokenizer)
-            with LlamaModel(older, threads=1, context=32) as other:
-                with pytest.raises(VocabularyMismatch, match=r"(tool_response|think)>"):
-                    told(running, other.tokenizer)
-            # Whoever has the cloud's tokenizer speaks its ids.
-            reached = connect(running.url, model.tokenizer, own=model.tokenizer)
-            assert reached.boundaries is not None
-            assert "all 277 ids" in reached.vocabulary_check
-            reached.close()
+    with (
+        llama_server(newer) as url,
+        gateway([url]) as running,
+        LlamaModel(newer, threads=1, context=32) as model,
+        LlamaModel(older, threads=1, context=32) as other,
+    ):
+        assert "all 277 ids" in told(running, model.tokenizer)
+        with pytest.raises(VocabularyMismatch, match=r"(tool_response|think)>"):
+            told(running, other.tokenizer)
+        # Whoever has the cloud's tokenizer speaks its ids.
+        reached = connect(running.url, other.tokenizer, own=model.tokenizer)
+        assert reached.boundaries is not None
+        assert "all 277 ids" in reached.vocabulary_check
+        reached.close()
 
 
-def test_the_second_device_costs_the_engine_nothing(
+def test_a_second_device_costs_nothing(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nor do looks at it.
@@ -110,9 +113,7 @@ def test_engines_of_two_kinds_may_write_the_same_differently(first: bool) -> Non
         assert "different vocabularies" in how
 
 
-def test_an_engine_that_comes_later_must_agree_with_what_devices_were_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_comes_later_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "HEALTH_SECONDS", 0.2)
     late = Late("two", "<other>")
     late.down = RuntimeError("starting")
@@ -126,7 +127,7 @@ def test_an_engine_that_comes_later_must_agree_with_what_devices_were_told(
         until(lambda: running.gateway.fleet.up == 2)
 
 
-def test_another_gateway_at_the_address_is_found_out(
+def test_another_gateway_is_found_out(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_side, "FRESH_SECONDS", -1.0)
@@ -143,9 +144,7 @@ def test_another_gateway_at_the_address_is_found_out(
     cloud.close()
 
 
-def test_a_request_to_an_engine_that_stalls(
-    engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_stalls(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "DETOKENIZE_SECONDS", 0.2)
     engine.aside = lambda path: "hang" if path == "/detokenize" else None
     with gateway([engine.url]) as running:
@@ -155,9 +154,7 @@ def test_a_request_to_an_engine_that_stalls(
         assert "not compared" in how
 
 
-def test_requests_have_a_keys_limits(
-    engine: ScriptedEngine, keys: Path, add: Callable[..., str]
-) -> None:
+def test_keys_may_ask_so_much(engine: ScriptedEngine, keys: Path, add: Callable[..., str]) -> None:
     secret = add(ids_per_second=30)
     with gateway([engine.url], keys=keys) as running:
         assert post(running, {"tokens": [72]}).status_code == 401
@@ -182,9 +179,7 @@ def test_what_is_no_request(engine: ScriptedEngine) -> None:
         assert ALL in told(running)
 
 
-def test_a_device_that_leaves_within_a_request(
-    engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_device_that_leaves(engine: ScriptedEngine, caplog: pytest.LogCaptureFixture) -> None:
     head = b"POST /detokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{"
     with gateway([engine.url]) as running:
         address = running.url.removeprefix("http://").split(":")

@@ -112,9 +112,7 @@ def test_a_hostile_page_is_refused(served: Served, key: str) -> None:
     assert (models.status_code, models.headers["access-control-allow-origin"]) == (200, APP)
 
 
-def test_a_key_that_is_not_in_force_is_refused(
-    served: Served, key: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_key_out_of_force(served: Served, key: str, request: pytest.FixtureRequest) -> None:
     for wrong in (None, "ew-wrong", key[:-1]):
         assert served.refusal(wrong) == 401
     with served.socket(key):

@@ -91,7 +91,7 @@ async def test_a_fleet_starts_with_those_that_are_up() -> None:
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["gone", "another vocabulary"])
-async def test_a_consult_finds_out_before_the_watch_and_moves_on(
+async def test_a_consult_finds_out_and_moves_on(
     monkeypatch: pytest.MonkeyPatch, gone: bool
 ) -> None:
     monkeypatch.setattr(fleets, "HEALTH_SECONDS", 60.0)
@@ -156,9 +156,7 @@ async def test_concurrency_and_queue_are_bounds() -> None:
         assert fleet.replicas[0].consults == 0
 
 
-async def test_an_engine_that_loses_a_prefetch_keeps_no_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_prefetch_that_is_lost_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by an attack: prefills that hang held the places of consults until devices left."""
     monkeypatch.setattr(fleets, "PREFILL_SECONDS", 0.05)
 
@@ -197,9 +195,7 @@ def test_only_the_sessions_of_the_one_that_went_move(sessions: list[str]) -> Non
 
 
 @pytest.mark.parametrize(("what", "other", "own"), [("mark", 1, 0), ("size", 300, 258)])
-async def test_one_that_was_replaced_and_never_seen_down_is_not_used(
-    what: str, other: int, own: int
-) -> None:
+async def test_one_that_was_replaced_unseen_is_not_used(what: str, other: int, own: int) -> None:
     """Also by a related model, which splits the fixed strings alike: its size differs."""
     engine = PlainEngine(size=258)
     with capture_logs() as told:

@@ -199,9 +199,7 @@ def test_a_gateway_comes_back_and_the_other_drains(one: Address, engine: Scripte
         assert one.a.count("connections") == DEVICES
 
 
-def test_the_address_is_well_while_a_gateway_is_and_shows_devices_only_what_they_need(
-    one: Address,
-) -> None:
+def test_the_address_is_well_while_a_gateway_is(one: Address) -> None:
     allowed = {"Authorization": f"Bearer {one.secret}"}
     with asking("127.0.0.1") as http:
 

@@ -77,9 +77,7 @@ def test_a_change_holds_for_who_is_here_already(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff", b'{"format": 1, "keys": [{}]}', None])
-def test_a_file_that_is_broken_or_gone_locks_nobody_out(
-    path: Path, content: bytes | None, told: Told
-) -> None:
+def test_a_broken_file_locks_nobody_out(path: Path, content: bytes | None, told: Told) -> None:
     secret, held = add(path), Keys(path)
     whole = path.read_bytes()
     path.unlink()

@@ -75,11 +75,18 @@ async def limits(store: Store, clock: Clock, anyio_backend: str) -> AsyncIterato
 
 
 async def consult(
-    limits: KeyLimits, limited: Key, n: int = 0, written: int | Exception = 0, *, ids: int = 0
+    limits: KeyLimits,
+    limited: Key,
+    n: int = 0,
+    written: int | BaseException = 0,
+    *,
+    ids: int = 0,
+    asked: bool = False,
 ) -> None:
     async with limits.spending(limited, n, ids=ids) as spent:
+        spent.asked = asked
         await asyncio.sleep(0)
-        if isinstance(written, Exception):
+        if isinstance(written, BaseException):
             raise written
         spent.tokens = written
 
@@ -220,16 +227,12 @@ async def test_what_was_not_written_is_given_back(limits: KeyLimits, name: str) 
 
 @pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
 @pytest.mark.parametrize("rate", [10.0, 0.0], ids=["as ids", "as tokens"])
-async def test_work_for_nothing_is_charged(
-    clock: Clock, rate: float, error: type[BaseException]
-) -> None:
+async def test_lost_work_is_charged(clock: Clock, rate: float, error: type[BaseException]) -> None:
     """Else a key could let an engine write, and give up each time at the last moment."""
     limited = key(ids_per_second=rate, tokens_per_day=5000)
     async with limits_in(SqliteLimits(None), clock) as limits:
         with pytest.raises(error):
-            async with limits.spending(limited, 4000) as spent:
-                spent.asked = True
-                raise error
+            await consult(limits, limited, 4000, error(), asked=True)
         assert await waits(limits, limited, 1001)
         if rate:
             clock.now += 500
@@ -280,7 +283,7 @@ async def opened(made: LimitStore | KeyLimits) -> AsyncIterator[Any]:
         await made.close()
 
 
-async def test_a_file_that_another_holds_or_breaks_is_down(
+async def test_a_held_or_broken_file_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgewise.keys.limit_stores.BUSY_SECONDS", 0.05)

@@ -126,9 +126,7 @@ async def test_the_first_pass_is_over_before_anybody_waits(monkeypatch: pytest.M
 
 @pytest.mark.parametrize(("n", "verify"), [(4096, 0), (0, 4095)])
 @pytest.mark.parametrize("how", ["cancelled", "deadline"])
-def test_what_nobody_waits_for_ends(
-    monkeypatch: pytest.MonkeyPatch, how: str, n: int, verify: int
-) -> None:
+def test_what_is_left_ends(monkeypatch: pytest.MonkeyPatch, how: str, n: int, verify: int) -> None:
     """It would keep its slot busy for minutes, and all who come after it would wait."""
     rows: list[int] = []
 

@@ -1,23 +1,39 @@
 """Frames, and the check of a prefix: the same however its ids came, and as docs/protocol.md says.
+
+And what that page says of each limit is what a gateway does: reason, patience, close code.
 tests/test_outside_bytes.py has what is no frame.
 """
 
+import asyncio
 import re
+import socket
 import tracemalloc
-from typing import cast
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from benchmarks.protocol_exchange import BEGIN, END, PAGE, Message, Side, shown, text_engine, words
+from edgewise.completion import Completion
 from edgewise.edge.base import PROBES
-from edgewise.errors import CloudProtocolError
+from edgewise.errors import CloudProtocolError, CloudRefused, CloudRejected, CloudUnavailable
+from edgewise.events import Candidate
+from edgewise.gateway import connection
+from edgewise.gateway.connection import LARGE
+from edgewise.keys.keys import revoke_key
+from edgewise.listening import connections
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.wire import protocol
+from tests.gateway.doubles import FailingLimits, PlainEngine
 from tests.gateway.plain_client import PlainClient, check, fingerprint, page_probes
-from tests.gateway.running import gateway
+from tests.gateway.processes import until
+from tests.gateway.running import Running, gateway
 
 TEXT = PAGE.read_text(encoding="utf-8")
 PARAGRAPHS = TEXT[TEXT.index(BEGIN) : TEXT.index(END)].replace("```text\n", "").split("\n\n")
@@ -167,3 +183,274 @@ def test_what_are_no_ids_is_a_sentence(ids: list[int]) -> None:
     # Nested lists do not exhaust the stack.
     with pytest.raises(CloudProtocolError):
         protocol.from_device(b"\x91" * 100_000)
+
+
+ENDINGS, REFUSALS = (
+    PAGE.read_text(encoding="utf-8")
+    .split("## What each limit returns")[1]
+    .split("Consults: *failed*")
+)
+
+
+def rows(table: str) -> dict[str, list[str]]:
+    """Of a table of the page, by the first column."""
+    lines = re.findall(r"^\| (.*) \|$", table.split("\n\nA device")[0], re.MULTILINE)
+    cells = [re.split(r" ?\| ", line) for line in lines]
+    return {first: rest for first, *rest in cells if first not in ("event", "---|---")}
+
+
+LIMITS = ("consults_per_second", "ids_per_second", "tokens_per_day", "sessions")
+
+
+class Site:
+    """A gateway over an engine that does as it is told, with one key."""
+
+    def __init__(self, stack: ExitStack, file: Path, add: Callable[..., str]) -> None:
+        self._stack, self.file, self._add = stack, file, add
+        self.engine = PlainEngine()
+
+    def serve(self, **options: Any) -> None:
+        limits = {name: options.pop(name) for name in LIMITS if name in options}
+        self.secret = self._add("device", **limits)
+        made = gateway([self.engine], keys=self.file, **options)
+        self.running: Running = self._stack.enter_context(made)
+
+    def client(self) -> PlainClient:
+        return self._stack.enter_context(PlainClient(self.running.url, self.secret))
+
+    def opened(self) -> PlainClient:
+        client = self.client()
+        assert client.open()[0] == 16
+        return client
+
+
+@pytest.fixture
+def site(keys: Path, add: Callable[..., str]) -> Iterator[Site]:
+    with ExitStack() as stack:
+        yield Site(stack, keys, add)
+
+
+OPEN = [1, 1, PlainClient.tokenizer]
+ASK = [3, 1, 0, [72], check([72])]
+MANY = [1] * (LARGE + 1)
+
+MANY_IDS = [1] * 131_072
+PLAIN: list[list[Any]] = [[1, 0, [72]]]
+
+ENDS: dict[str, tuple[dict[str, Any], list[Any]]] = {
+    "no open frame within 10 s": ({}, []),
+    "the first frame is not *open*, or a second *open*": ({}, [[4, 1]]),
+    "another version": ({}, [[1, 2, "0" * 16]]),
+    "another vocabulary": ({}, [[1, 1, "0" * 16]]),
+    "the key has all its sessions open": ({"sessions": 1, "before": 1}, [OPEN]),
+    "the gateway has no room for more sessions": ({"most": 1, "before": 1}, [OPEN]),
+    "a text message, or a malformed frame": ({}, [OPEN, "hello"]),
+    "a prefix of more than 131,072 ids": (
+        {},
+        [OPEN, [2, 0, MANY_IDS, check(MANY_IDS)], [2, 131_072, [1], 0]],
+    ),
+    "an ask's number that is in flight": ({"hang": True}, [OPEN, ASK, ASK]),
+    "more than 2,000 frames a second (one second's worth may be saved up)": (
+        {},
+        [OPEN, *[[4, 1]] * 3],
+    ),
+    "the first frame has more than 16,384 bytes": ({}, [[*OPEN, "", bytes(LARGE)]]),
+    "the key is revoked or expired": ({"hang": True, "revoke": True}, [OPEN, ASK]),
+    "a frame waits more than 10 s because the key has sent too many ids": (
+        {"ids_per_second": 1},
+        [OPEN, *[[2, 0, MANY, check(MANY)]] * 2],
+    ),
+    "a message above 1,048,576 bytes": ({}, [OPEN, bytes((1 << 20) + 1)]),
+}
+"""What a gateway and its key are like, and what a device sends it: frames, or whole messages."""
+
+
+def test_every_row_has_its_test() -> None:
+    assert set(rows(ENDINGS)) == set(ENDS)
+    assert set(rows(REFUSALS)) == set(ASKS)
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_sessions_end_as_it_says(site: Site, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "OPEN_SECONDS", 0.2 if what.startswith("no open") else 10.0)
+    monkeypatch.setattr(connection, "FRAMES_PER_SECOND", 2 if "frames a" in what else 2000)
+    reason, patience, code = rows(ENDINGS)[what]
+    if what.startswith("a frame waits"):
+        assert int(patience) == 1000 * connection.PAUSE_SECONDS
+        monkeypatch.setattr(connection, "PAUSE_SECONDS", 0.2)
+        patience = "200"
+    options, sent = ENDS[what]
+    special = {name: options.get(name) for name in ("before", "hang", "revoke")}
+    site.serve(**{name: value for name, value in options.items() if name not in special})
+    if special["before"]:
+        site.opened()
+    site.engine.go = asyncio.Event() if special["hang"] else None
+    client = site.client()
+    for frame in sent:
+        client.socket.send(frame) if isinstance(frame, str | bytes) else client.send(frame)
+        if frame is OPEN and frame is not sent[-1]:
+            assert client.receive()[0] == 16
+    if special["revoke"]:
+        until(lambda: site.engine.asked == 1)
+        revoke_key(site.file, "device")
+    if reason != "no frame":
+        failed = client.receive()
+        assert failed[:3] == [19, None, reason.strip("`")]
+        assert failed[4] == (None if patience == "nil" else int(patience))
+    assert client.code() == int(code)
+
+
+ASKS: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
+    "more than 8 consults of the session wait": ({"waiting": 9}, [[9, 0, [72]]]),
+    "the key exceeds its consults a second (two seconds' worth may be saved up)": (
+        {"consults_per_second": 0.5},
+        [[0, 0, [72]], [1, 0, [72]]],
+    ),
+    "the key exceeds its ids a second, sent or computed for it "
+    "(ten seconds' worth may be saved up)": (
+        {"ids_per_second": 1},
+        [[0, 0, [72] * 100], [1, 0, [72]]],
+    ),
+    "n is above the key's daily tokens": ({"tokens_per_day": 10}, [[1, 0, [72], 11]]),
+    "n is above the rest of the key's daily tokens": (
+        {"tokens_per_day": 10},
+        [[0, 0, [72]], [1, 0, [72], 10]],
+    ),
+    "the gateway cannot count usage now": (
+        {"tokens_per_day": 10, "limits": FailingLimits()},
+        PLAIN,
+    ),
+    "the engine's queue is full": ({"concurrency": 1, "queue": 0, "busy": True}, PLAIN),
+    "the deadline passed": ({"waiting": 0}, [[1, 0, [72], 1, 50]]),
+    "the prefix has no ids": ({}, [[1, 0, []]]),
+    "sampling out of range": ({}, [[1, 0, [72], 1, 5000, 0, [-1.0, 0, 1.0, 0.0, 1]]]),
+    "n and `verify` are both 0, or neither is": ({}, [[1, 0, [72], 0]]),
+    "`verify` is as many ids as there are or more, or more than 0 where an engine cannot verify": (
+        {},
+        [[1, 0, [72, 72], 0, 5000, 0, None, 1]],
+    ),
+    "the engine is down or not ready": ({"error": CloudUnavailable("down")}, PLAIN),
+    "the engine declines the request, for instance for its length": (
+        {"error": CloudRejected("no")},
+        PLAIN,
+    ),
+    "the engine refuses the gateway's own key": ({"error": CloudRefused("no")}, PLAIN),
+    "the engine's reply is malformed or out of bounds": ({"error": CloudProtocolError("x")}, PLAIN),
+}
+"""What a gateway, its key and its engine are like; consults, of which the last fails."""
+
+
+@pytest.mark.parametrize("what", ASKS)
+def test_consults_fail_as_it_says(site: Site, what: str) -> None:
+    reason, patience = rows(REFUSALS)[what]
+    options, (*answered, last) = ASKS[what]
+    special = {name: options.get(name) for name in ("error", "waiting", "busy")}
+    site.serve(**{name: value for name, value in options.items() if name not in special})
+    site.engine.down = special["error"]
+    if special["waiting"] is not None or special["busy"]:
+        site.engine.go = asyncio.Event()
+    if special["busy"]:
+        site.opened().send(ASK)
+        until(lambda: site.engine.asked == 1)
+    client = site.opened()
+    for number in range(special["waiting"] or 0):
+        client.send([3, number, 0, [72], check([72])])
+    for ask in answered:
+        assert client.ask(*ask)[0] == 17
+    failed = client.ask(*last)
+    assert [failed[0], failed[2]] == [19, reason.strip("`")]
+    if patience == "nil" or patience.isdigit():
+        assert failed[4] == (None if patience == "nil" else int(patience))
+    else:
+        assert 0 < failed[4] <= 86_400_001
+
+
+WITHIN: list[dict[str, Any]] = [
+    {"ids": (), "logprobs": (), "stopped": True},
+    {"ids": ((1 << 31) - 1,)},
+    {"top": ((Candidate(1, -0.5),) * 20,)},
+    {"logprobs": (0.001,)},
+    {"computed": 1, "engine_seconds": 3600.0},
+]
+BEYOND: list[dict[str, Any]] = [
+    {"ids": (1, 2)},
+    {"ids": (), "logprobs": ()},
+    {"ids": (1 << 31,)},
+    *({"top": top} for top in (((Candidate(1 << 31, -0.5),),), ((Candidate(1, -0.5),) * 21,))),
+    {"top": ((), ())},
+    *({"logprobs": logprobs} for logprobs in ((-0.1, -0.1), (0.1,), (float("nan"),))),
+    {"cached": 2},
+    *({"engine_seconds": seconds} for seconds in (3601.0, -1.0)),
+]
+
+
+def test_bounds_of_a_reply(site: Site) -> None:
+    """Those that the page has, both sides of each."""
+    site.serve()
+    client = site.opened()
+    for number, changed in enumerate(WITHIN + BEYOND):
+        completion = Completion(**{"ids": (1,), "logprobs": (-0.1,), **changed})
+        site.engine.act = lambda ids, n, said=completion: said
+        frame = client.ask(number, 0, [72])
+        expected = [17, number] if changed in WITHIN else [19, number, "protocol"]
+        assert frame[: len(expected)] == expected, changed
+
+
+def test_ids_that_came_are_held_whatever_the_ask_is_answered_with(site: Site) -> None:
+    site.serve(ids_per_second=1)
+    client = site.opened()
+    assert client.ask(0, 0, [72] * 100)[0] == 17
+    client.prefetch(100, [72] * 100)
+    assert client.ask(1, 200, [72])[2] == "unavailable"
+    assert site.running.gateway.sessions.ids == 201
+    assert (site.engine.asked, site.engine.prefills) == (1, 0)
+
+
+def test_held_ids_are_bounded_and_asked_for_again(site: Site) -> None:
+    site.serve(most_ids=10)
+    older, newer = site.opened(), site.opened()
+    for client in (older, newer):
+        assert client.ask(0, 0, [72] * 8)[0] == 17
+    assert older.ask(1, 8, [72]) == [18, 1]
+    assert older.ask(2, 0, [72] * 9)[0] == 17
+
+
+def test_a_prefetch_without_new_ids_asks_nothing_of_the_engine(site: Site) -> None:
+    """Each would send it the whole prefix, and end the prefetch before."""
+    site.serve()
+    client = site.opened()
+    client.prefetch(0, [72] * 100)
+    until(lambda: site.engine.prefills == 1)
+    for position in (100, 100, 99):
+        client.prefetch(position, [])
+    client.prefetch(99, [72, 73])
+    until(lambda: site.engine.prefills > 1)
+    assert client.ask(1, 101, [])[0] == 17
+    assert site.engine.prefills == 2
+
+
+def test_who_does_not_read_is_left(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its consults would pile up, each with a copy of its ids."""
+    monkeypatch.setattr(connection, "OPEN_SECONDS", 2.0)
+    monkeypatch.setattr(connections, "WAIT_SECONDS", 3600.0)
+    site.serve()
+    client = site.opened()
+    client.socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    with suppress(ConnectionClosed):
+        for number in range(1900):
+            client.held.append(72)
+            client.send([3, number, number, [72], check(client.held), 4096, 60_000])
+    made = site.running.gateway
+    until(lambda: not made.connections or made.sessions.ids == 1900)
+    assert made.sessions.ids < 1900
+    assert not made.connections
+
+
+def test_who_drains_refuses_before_the_upgrade(site: Site) -> None:
+    """Whatever the key. Other refusals: tests/gateway/test_browser_page.py."""
+    site.serve()
+    site.running.gateway.draining = True
+    for secret in ("wrong", site.secret):
+        with pytest.raises(InvalidStatus) as refused, PlainClient(site.running.url, secret):
+            pass
+        assert refused.value.response.status_code == 503

@@ -59,7 +59,7 @@ def test_the_attack_reads_secrets_where_nothing_keeps_sessions_apart(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
-def test_the_meter_tells_one_key_nothing_of_another(
+def test_the_meter_tells_nothing_of_others(
     tokenizer: Tokenizer, flags: Mapping[str, float]
 ) -> None:
     with (
@@ -94,6 +94,9 @@ class Noting(PlainEngine):
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
         self.clients.append(client)
+
+
+METER, NOTHING = (1, 1, 0.5), (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +156,7 @@ def test_without_keys_there_is_one_tenant(keys: Path, add: Add, name: str) -> No
 
 
 @pytest.mark.deep
-def test_with_the_recommended_flags_a_key_still_reuses_its_own(
-    tokenizer: Tokenizer, keys: Path, add: Add
-) -> None:
+def test_a_key_still_reuses_its_own_by_flags(tokenizer: Tokenizer, keys: Path, add: Add) -> None:
     """Told by the gateway's sums: the devices are not."""
     secrets = [add("laptop"), add("phone")]
     prompts = [list(range(10, 60)), list(range(200, 250))]

@@ -115,9 +115,7 @@ def test_a_fleet_verifies_if_all_its_engines_do(others: list[PlainEngine]) -> No
         assert client.open()[7] is True
 
 
-def test_a_verification_costs_a_key_one_token_if_it_succeeds(
-    engine: VerifyingEngine, keys: Path, add: Add
-) -> None:
+def test_a_verification_costs_one_token(engine: VerifyingEngine, keys: Path, add: Add) -> None:
     secret = add(tokens_per_day=2)
     engine.reads = letters
     with gateway([engine], keys=keys) as running, opened(running.url, secret) as client:
