@@ -13,7 +13,7 @@ import pytest
 
 from edgewise.errors import UsageError
 from edgewise.keys import keys
-from edgewise.keys.keys import ANYBODY, Keys, add_key, read_keys, revoke_key
+from edgewise.keys.keys import Keys, add_key, read_keys, revoke_key
 from tests.gateway.conftest import Told
 
 
@@ -205,9 +205,3 @@ def test_what_is_no_file_is_not_read(path: Path, make: Callable[[Path], None]) -
     make(path)
     with pytest.raises(UsageError, match=r"keys\.json"):
         Keys(path)
-
-
-def test_without_a_file_everybody_comes_in() -> None:
-    assert Keys(None).find("") is ANYBODY
-    assert Keys(None).current(ANYBODY) is ANYBODY
-    assert Keys(None).refresh() == 0

@@ -282,18 +282,15 @@ def test_a_template_for_tools_is_used_where_there_are_any(tmp_path: Path) -> Non
 CALLED = Message("assistant", "", tool_calls=(replace(NOW, id="a"),))
 
 
-@pytest.mark.parametrize(
-    ("messages", "said"),
-    [
+def test_calls_that_are_none_are_refused() -> None:
+    for messages, said in (
         ([*ASKED, Message("tool", "x", tool_call_id="a")], "There is no call 'a' before"),
         ([*ASKED, CALLED, Message("tool", "x")], "has a tool_call_id"),
         ([Message("user", "x", tool_calls=CALLED.tool_calls)], "Only an assistant's message"),
         ([Message("user", "x", tool_call_id="a"), CALLED], "has a tool_call_id"),
-    ],
-)
-def test_calls_that_are_none_are_refused(messages: list[Message], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        prompt_of(TOKENIZERS["hermes"], messages)
+    ):
+        with pytest.raises(UsageError, match=said):
+            prompt_of(TOKENIZERS["hermes"], messages)
 
 
 @every
@@ -348,10 +345,9 @@ SCHEMA = {
     "type": "object",
     "properties": {
         "metal": {"type": "string", "maxLength": 12},
-        "is_one": {"type": "boolean"},
         "melts_at": {"type": "integer", "minimum": 0, "maximum": 3000},
     },
-    "required": ["metal", "is_one"],
+    "required": ["metal"],
     "additionalProperties": False,
 }
 QUESTION = "Tell me about copper."

@@ -272,14 +272,6 @@ def templated(template: str | None) -> ByteTokenizer:
     return tokenizer
 
 
-def test_a_template_sees_messages_and_the_generation_prompt() -> None:
-    expected = "<system>Be brief.\n<user>Hi\n<assistant>Yes?\n<assistant>"
-    assert render(templated(CHAT), TURNS) == expected
-    begun = expected.removesuffix("\n<assistant>")
-    # A last message of the assistant is the beginning of its answer.
-    assert bytes(prompt_ids(templated(CHAT), TURNS)) == begun.encode()
-
-
 def test_a_template_sees_special_tokens_and_the_helpers_of_published_templates() -> None:
     template = (
         "{{ bos_token }}{{ strftime_now('%Y') }}{{ messages[0].content | tojson }}"
@@ -293,22 +285,20 @@ def test_a_template_sees_special_tokens_and_the_helpers_of_published_templates()
 
 
 PARTS = "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{{ '' }}"
-READS_PARTS = CHAT.replace("{{ m['content'] }}", PARTS)
 
 
-@pytest.mark.parametrize(
-    "template", [READS_PARTS, READS_PARTS.replace(PARTS, "{{ m.content[0]['text'] | trim }}")]
-)
-def test_a_template_that_reads_parts_is_given_parts(template: str) -> None:
+def test_a_template_that_reads_parts_is_given_parts() -> None:
     turns = [*TURNS, Message("user", "And?"), Message("tool", "Sun.", tool_call_id="a")]
-    assert render(templated(template), turns) == render(templated(CHAT), turns)
+    for parts in (PARTS, "{{ m.content[0]['text'] | trim }}"):
+        template = CHAT.replace("{{ m['content'] }}", parts)
+        assert render(templated(template), turns) == render(templated(CHAT), turns)
 
 
-@pytest.mark.parametrize("template", ["chatml", "{{ bos_token }}", "{{ messages | length }}"])
-def test_a_template_that_leaves_out_what_is_said_is_refused(template: str) -> None:
-    with pytest.raises(ModelError, match="user") as refused:
-        prompt_ids(templated(template), TURNS)
-    assert repr(template) in str(refused.value)
+def test_a_template_that_leaves_out_what_is_said_is_refused() -> None:
+    for template in ("chatml", "{{ bos_token }}", "{{ messages | length }}"):
+        with pytest.raises(ModelError, match="user") as refused:
+            prompt_ids(templated(template), TURNS)
+        assert repr(template) in str(refused.value)
     answers = templated("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
     assert bytes(prompt_ids(answers, [Message("user", "Hi")])) == b"Hi"
     with pytest.raises(ModelError, match="assistant"):
@@ -375,8 +365,13 @@ def test_what_a_template_must_not_do_is_refused(template: str) -> None:
         render(templated(template), TURNS)
 
 
-def test_an_oversized_template_is_not_compiled() -> None:
-    longest = CHAT.ljust(MAX_TEMPLATE, "x")
-    assert render(templated(longest), TURNS).endswith("xxx")
+def test_a_template_sees_messages_and_the_generation_prompt() -> None:
+    expected = "<system>Be brief.\n<user>Hi\n<assistant>Yes?\n<assistant>"
+    assert render(templated(CHAT), TURNS) == expected
+    begun = expected.removesuffix("\n<assistant>")
+    # A last message of the assistant is the beginning of its answer.
+    assert bytes(prompt_ids(templated(CHAT), TURNS)) == begun.encode()
+    # One that is too long is not compiled.
+    assert render(templated(CHAT.ljust(MAX_TEMPLATE, "x")), TURNS).endswith("xxx")
     with pytest.raises(ModelError, match=f"has {MAX_TEMPLATE + 1} characters"):
         render(templated("x" * (MAX_TEMPLATE + 1)), TURNS)

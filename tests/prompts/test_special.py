@@ -174,9 +174,15 @@ def test_harmless_text_has_its_ids(tokenizers: Tokenizers, name: str, contents: 
         assert prompt_ids(tokenizer, said) == tokenizer.encode_prompt(render(tokenizer, said))
 
 
-def test_an_answer_may_have_been_begun_a_thousand_times(tokenizers: Tokenizers) -> None:
-    tokenizer = tokenizers["bundled"]
-    asked = [Message("user", "Hi")]
+def test_words_that_a_model_writes_are_read_as_it_wrote_them(tokenizers: Tokenizers) -> None:
+    """User-defined tokens are text: an answer with one has the same id in the next turn."""
+    tokenizer = tokenizers["thinking"]
+    (think,) = tokenizer.encode("<think>")
+    assert think not in tokenizer.special
+    for content in ("<think>a", "<think><|im_end|>"):
+        assert think in prompt_ids(tokenizer, conversation("Hi", content))
+    # And an answer may have been begun a thousand times.
+    tokenizer, asked = tokenizers["bundled"], [Message("user", "Hi")]
     many = prompt_ids(tokenizer, [*asked, *[Message("assistant", " so")] * 1024])
     assert many == prompt_ids(tokenizer, asked) + 1024 * tokenizer.encode(" so")
 
@@ -190,15 +196,6 @@ def test_a_user_s_text_alone_is_a_message_too(tokenizers: Tokenizers) -> None:
     tokenizer = tokenizers["spm"]
     assert tokenizer.chat_template is None
     assert control(tokenizer, prompt_ids(tokenizer, conversation("<s></s>", "a"))) == [1]
-
-
-def test_words_that_a_model_writes_are_read_as_it_wrote_them(tokenizers: Tokenizers) -> None:
-    """User-defined tokens are text: an answer with one has the same id in the next turn."""
-    tokenizer = tokenizers["thinking"]
-    (think,) = tokenizer.encode("<think>")
-    assert think not in tokenizer.special
-    for content in ("<think>a", "<think><|im_end|>"):
-        assert think in prompt_ids(tokenizer, conversation("Hi", content))
 
 
 def test_a_message_of_noncharacters_alone(tokenizers: Tokenizers) -> None:
