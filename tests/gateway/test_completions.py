@@ -6,7 +6,7 @@ And its one name: at the device, in the gateway's log and at the engine.
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +20,7 @@ from edgewise import errors
 from edgewise.cloud.base import CloudModel, ConsultRequest
 from edgewise.cloud.connect import open_engine
 from edgewise.cloud.gateway import GatewayCloud
-from edgewise.completion import Completion, Outgoing
+from edgewise.completion import Outgoing
 from edgewise.errors import CloudRefused, CloudRejected
 from edgewise.events import Consult
 from edgewise.gateway import app
@@ -38,17 +38,10 @@ from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from tests.doubles.engine_dialects import Dialect
 from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.gateway.conftest import Told
-from tests.gateway.doubles import Act, PlainEngine, letters
+from tests.gateway.doubles import PlainEngine, letters, raising
 from tests.gateway.plain_client import PlainClient, check, opened
 from tests.gateway.processes import until
 from tests.gateway.running import Running, device, gateway
-
-
-def raising(error: BaseException) -> Act:
-    def act(ids: Sequence[int], n: int) -> Completion:
-        raise error
-
-    return act
 
 
 @pytest.mark.parametrize("bug", [RuntimeError("a bug"), asyncio.CancelledError("a bug")])

@@ -24,7 +24,7 @@ from edgewise.gateway import fleet as fleets
 from edgewise.gateway.fleet import Fleet
 from edgewise.keys.limits import OverLimit
 from edgewise.sampling import Sampling
-from tests.gateway.doubles import PlainEngine
+from tests.gateway.doubles import PlainEngine, raising
 
 GONE = CloudUnavailable("gone.")
 
@@ -115,11 +115,7 @@ async def test_a_consult_finds_out_and_moves_on(
 @pytest.mark.parametrize("error", [CloudUnavailable("busy."), CloudRejected("too long.")])
 async def test_a_consult_stays_at_a_replica_that_is_well(error: CloudError) -> None:
     """429, or declined: elsewhere the session's cache would be missing."""
-
-    def fails(ids: Sequence[int], n: int) -> Completion:
-        raise error
-
-    engines = [PlainEngine(str(number), fails, size=258) for number in range(3)]
+    engines = [PlainEngine(str(number), raising(error), size=258) for number in range(3)]
     async with started(engines) as fleet:
         with pytest.raises(type(error)):
             await ask(fleet)

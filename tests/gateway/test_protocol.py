@@ -30,7 +30,7 @@ from edgewise.listening import connections
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_edge import ByteTokenizer
 from edgewise.wire import protocol
-from tests.gateway.doubles import FailingLimits, PlainEngine
+from tests.gateway.doubles import FailingLimits, PlainEngine, raising
 from tests.gateway.plain_client import PlainClient, check, fingerprint, page_probes
 from tests.gateway.processes import until
 from tests.gateway.running import Running, gateway
@@ -346,7 +346,8 @@ def test_consults_fail_as_it_says(site: Site, what: str) -> None:
     options, (*answered, last) = ASKS[what]
     special = {name: options.get(name) for name in ("error", "waiting", "busy")}
     site.serve(**{name: value for name, value in options.items() if name not in special})
-    site.engine.down = special["error"]
+    if special["error"]:
+        site.engine.act = raising(special["error"])
     if special["waiting"] is not None or special["busy"]:
         site.engine.go = asyncio.Event()
     if special["busy"]:

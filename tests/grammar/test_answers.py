@@ -279,9 +279,6 @@ def test_an_answer_is_json_of_its_schema(
         assert len(waiting.tokens) == 300
 
 
-pytest.importorskip("llguidance")
-
-TOKENIZER = ByteTokenizer()
 A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
 
