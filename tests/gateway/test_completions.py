@@ -156,16 +156,6 @@ def cloud(running: Running) -> Iterator[GatewayCloud]:
         yield made
 
 
-def test_the_next_answer_uses_the_link_of_the_last(running: Running, cloud: GatewayCloud) -> None:
-    for text in (b"first", b"first, then more", b"another"):
-        session = cloud.open(Prompt(tuple(text)))
-        assert session.ask(ConsultRequest(list(text), 1, 30)).result().ids == (reply_to([*text]),)
-        session.close()
-        time.sleep(0.05)
-    # What begins otherwise is another conversation.
-    assert len(running.gateway.sessions) == 2
-
-
 def test_a_device_that_breaks_the_protocol_is_told_and_left(running: Running) -> None:
     """Large frames too, which are taken apart in a thread."""
     for frame in ([99, 1], [3, 1, -1, [], 0], "text", {}, [99, "x" * 100_000]):

@@ -9,17 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from edgewise import errors
 from edgewise.completion import Completion
 from edgewise.engines import vocabulary_check
 from edgewise.engines.base import Client
-from edgewise.errors import (
-    CloudError,
-    CloudProtocolError,
-    CloudRejected,
-    CloudTimeout,
-    CloudUnavailable,
-    UsageError,
-)
+from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.gateway import fleet as fleets
 from edgewise.gateway.fleet import Fleet
 from edgewise.keys.limits import OverLimit
@@ -74,20 +68,10 @@ async def test_what_is_no_fleet(second: str, problem: str, monkeypatch: pytest.M
         monkeypatch.setattr(engines[1], "tokenize", nothing)
     if second == "gone":
         engines[0].down = engines[1].down = GONE
-    with pytest.raises(CloudUnavailable if second == "gone" else UsageError, match=problem):
+    with pytest.raises(CloudUnavailable if second == "gone" else errors.UsageError, match=problem):
         async with started(engines):
             pass
     assert all(engine.closed for engine in engines)
-
-
-async def test_a_fleet_starts_with_those_that_are_up() -> None:
-    engines = [PlainEngine("one"), PlainEngine("two")]
-    engines[0].down = GONE
-    with capture_logs() as told:
-        async with started(engines) as fleet:
-            assert fleet.up == 1
-            assert (fleet.engine, fleet.model) == ("plain", "letters")
-    assert [line["engine"] for line in told if line["event"] == "engine not used"] == ["one"]
 
 
 @pytest.mark.parametrize("gone", [True, False], ids=["gone", "another vocabulary"])
@@ -112,7 +96,7 @@ async def test_a_consult_finds_out_and_moves_on(
         assert sum(engine.asked for engine in engines if engine is not home) == 1
 
 
-@pytest.mark.parametrize("error", [CloudUnavailable("busy."), CloudRejected("too long.")])
+@pytest.mark.parametrize("error", [CloudUnavailable("busy."), errors.CloudRejected("too long.")])
 async def test_a_consult_stays_at_a_replica_that_is_well(error: CloudError) -> None:
     """429, or declined: elsewhere the session's cache would be missing."""
     engines = [PlainEngine(str(number), raising(error), size=258) for number in range(3)]
@@ -124,7 +108,7 @@ async def test_a_consult_stays_at_a_replica_that_is_well(error: CloudError) -> N
         # Nor are ids beyond the size that an engine tells a completion.
         for engine in engines:
             engine.act = lambda ids, n: Completion(ids=(258,), logprobs=(None,))
-        with pytest.raises(CloudProtocolError, match="0 to 257"):
+        with pytest.raises(errors.CloudProtocolError, match="0 to 257"):
             await ask(fleet)
         assert fleet.up == 3
 
@@ -163,7 +147,7 @@ async def test_a_prefetch_that_is_lost_keeps_no_place(monkeypatch: pytest.Monkey
         await until(lambda: engine.prefills)
         engine.go = None
         assert (await asyncio.wait_for(ask(fleet), 60)).ids == (97,)
-        with pytest.raises(CloudTimeout):
+        with pytest.raises(errors.CloudTimeout):
             await prefetching
 
 
@@ -248,7 +232,12 @@ async def test_one_that_is_being_proven_anew_is_not_proven() -> None:
 
 PROBLEMS = [
     *(asyncio.CancelledError("of its own"), BaseException("stray"), TimeoutError("late")),
-    *(RecursionError("deep"), UsageError("a flag"), CloudRejected("no."), StopAsyncIteration()),
+    *(
+        RecursionError("deep"),
+        errors.UsageError("a flag"),
+        errors.CloudRejected("no."),
+        StopAsyncIteration(),
+    ),
     MemoryError(),
 ]
 

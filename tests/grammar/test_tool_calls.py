@@ -33,29 +33,22 @@ from edgewise.routers.untrained import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
+from tests import tool_models
 from tests.models import write_with_tools
 from tests.pocket_models import OTHER as OTHER_CLOUD
-from tests.tool_models import (
-    ARGS,
-    BEGIN,
-    CALLS,
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    NAMED,
-    OTHER,
-    TIME,
-    WEATHER,
-    ToolTokenizer,
-    saying,
-)
+from tests.tool_models import TIME, WEATHER, ToolTokenizer, saying
 
 pytest.importorskip("llguidance")
 
 TOOLS = (WEATHER, TIME)
 ASKED = [Message("user", "Weather?")]
 PARIS, NOW = ToolCall("", "get_weather", '{"city": "Paris"}'), ToolCall("", "get_time", "{}")
-TEMPLATES = {"hermes": HERMES, "llama": LLAMA, "mistral": MISTRAL, "named": NAMED}
+TEMPLATES = {
+    "hermes": tool_models.HERMES,
+    "llama": tool_models.LLAMA,
+    "mistral": tool_models.MISTRAL,
+    "named": tool_models.NAMED,
+}
 TOKENIZERS = {name: ToolTokenizer(template) for name, template in TEMPLATES.items()}
 every = pytest.mark.parametrize("name", TEMPLATES)
 
@@ -78,20 +71,15 @@ def read(name: str, answer: Answer) -> tuple[str, list[tuple[str, str]]]:
     return text, [(call.name, call.arguments) for call in calls]
 
 
-@every
-def test_a_call_is_written_as_the_model_writes_it(name: str) -> None:
-    text = tool_format(TOKENIZERS[name]).written([PARIS])
-    answer = written(name, saying(text), ResponseFormat(tools=TOOLS))
-    assert (answer.text, answer.finish_reason) == (text, "stop")
-    assert read(name, answer) == ("", [("get_weather", '{"city": "Paris"}')])
-
-
 @pytest.mark.parametrize("name", ["hermes", "mistral", "named"])
 def test_several_calls_behind_text(name: str) -> None:
+    """Each as the model writes it."""
     text = "Let me see. " + tool_format(TOKENIZERS[name]).written([PARIS, NOW])
     calls = [("get_weather", '{"city": "Paris"}'), ("get_time", "{}")]
     for parallel, read_as in ((True, calls), (False, calls[:1])):
         answer = written(name, saying(text), ResponseFormat(tools=TOOLS, parallel=parallel))
+        assert answer.finish_reason == "stop"
+        assert not parallel or answer.text == text
         assert read(name, answer) == ("Let me see. ", read_as)
 
 
@@ -175,6 +163,7 @@ BARE = [
     '```json\n{\n  "name": "get_weather",\n  "arguments": {\n    "city": "Paris"\n  }\n}\n```',
     '```\n{"name":"get_weather","parameters":{"city":"Paris"}}\n```\n',
     ' {"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}',
+    tool_format(TOKENIZERS["llama"]).written([PARIS]),
 ]
 NO_CALL = [
     "It rains: 3 < 4 [TOO",
@@ -197,7 +186,7 @@ NO_CALL = [
 def test_a_call_without_its_form_is_one(name: str, text: str) -> None:
     """As small models write it, though their template has another form; other JSON is text."""
     answer = written(name, saying(text), ResponseFormat(tools=TOOLS))
-    assert answer.text == text
+    assert (answer.text, answer.finish_reason) == (text, "stop")
     said, calls = read(name, answer)
     read_as = [(called, json.loads(arguments)) for called, arguments in calls]
     if text in BARE:
@@ -236,9 +225,14 @@ def test_text_may_be_json_of_a_schema_instead() -> None:
     assert refused.value.setting == "json_schema"
     # A marker that is a control token is written as one.
     form = ResponseFormat(tools=TOOLS, required=True, only="get_time")
-    for name, ids in (("mistral", [CALLS]), ("named", [CALLS, ARGS])):
+    for name, ids in (
+        ("mistral", [tool_models.CALLS]),
+        ("named", [tool_models.CALLS, tool_models.ARGS]),
+    ):
         answer = written(name, saying("no"), form)
-        assert [token.id for token in answer.tokens if token.id in (CALLS, ARGS)] == ids
+        assert [
+            token.id for token in answer.tokens if token.id in (tool_models.CALLS, tool_models.ARGS)
+        ] == ids
 
 
 @every
@@ -253,7 +247,7 @@ def test_a_conversation_with_tools_is_what_the_template_makes_of_it(name: str) -
     ]
     prompt = prompt_of(tokenizer, turns, TOOLS)
     text = bytes(one for one in prompt.ids if one < 256).decode()
-    assert text.endswith(BEGIN)
+    assert text.endswith(tool_models.BEGIN)
     for part in ('"name": "get_weather"', '"Prague"', "<tool>Sun.", "Paris", "Be brief."):
         assert part in text
     # Who has another template is told the same, in words, and what is local stays so.
@@ -269,7 +263,7 @@ def test_a_conversation_with_tools_is_what_the_template_makes_of_it(name: str) -
 
 def test_a_template_for_tools_is_used_where_there_are_any(tmp_path: Path) -> None:
     """As Hermes 2 Pro and Command R have them, beside one for other conversations."""
-    templates = {"default": "{{ messages[0].content }}", "tool_use": HERMES}
+    templates = {"default": "{{ messages[0].content }}", "tool_use": tool_models.HERMES}
     named = [{"name": name, "template": one} for name, one in templates.items()]
     with LlamaModel(write_with_tools(tmp_path / "named.gguf", named), threads=1) as model:
         tokenizer = model.tokenizer
@@ -311,7 +305,7 @@ def test_a_model_without_tools_says_so() -> None:
     for template, said in (
         (None, "support tools"),
         ("{{ messages }}", "support tools"),
-        (OTHER, "unknown format"),
+        (tool_models.OTHER, "unknown format"),
     ):
         tokenizer = ToolTokenizer(template)
         for messages, tools in ((ASKED, TOOLS), ([*ASKED, CALLED], ())):

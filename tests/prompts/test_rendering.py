@@ -365,13 +365,7 @@ def test_what_a_template_must_not_do_is_refused(template: str) -> None:
         render(templated(template), TURNS)
 
 
-def test_a_template_sees_messages_and_the_generation_prompt() -> None:
-    expected = "<system>Be brief.\n<user>Hi\n<assistant>Yes?\n<assistant>"
-    assert render(templated(CHAT), TURNS) == expected
-    begun = expected.removesuffix("\n<assistant>")
-    # A last message of the assistant is the beginning of its answer.
-    assert bytes(prompt_ids(templated(CHAT), TURNS)) == begun.encode()
-    # One that is too long is not compiled.
+def test_an_oversized_template_is_not_compiled() -> None:
     assert render(templated(CHAT.ljust(MAX_TEMPLATE, "x")), TURNS).endswith("xxx")
     with pytest.raises(ModelError, match=f"has {MAX_TEMPLATE + 1} characters"):
         render(templated("x" * (MAX_TEMPLATE + 1)), TURNS)
