@@ -27,23 +27,17 @@ PUSHES = 50
 Add = Callable[..., str]
 
 
-def expired(keys: Path) -> None:
-    content = keys.read_text()
-    expires = f'"expires": "{datetime.now(UTC).isoformat()}"'
-    keys.write_text(content.replace('"expires": null', expires, 1))
-    assert keys.read_text() != content
-
-
 @pytest.mark.parametrize("end", ["revoked", "emptied", "expired", "replaced"])
 def test_a_silent_socket_is_closed_as_well(keys: Path, add: Add, end: str) -> None:
     """The device sends nothing at all. Other keys stay."""
     secret, other = add(), add("phone")
+    expires = f'"expires": "{datetime.now(UTC).isoformat()}"'
     with gateway([PlainEngine()], keys=keys) as running:
         with opened(running.url, secret) as client, opened(running.url, other) as phone:
             if end == "emptied":
                 keys.write_text('{"format": 1, "keys": []}')
             elif end == "expired":
-                expired(keys)
+                keys.write_text(keys.read_text().replace('"expires": null', expires, 1))
             else:
                 revoke_key(keys, "laptop")
             if end == "replaced":
