@@ -19,6 +19,15 @@ def letters(ids: Sequence[int], n: int) -> Completion:
     return Completion(ids=(97,) * n, logprobs=(-0.1,) * n, cached=len(ids), computed=0)
 
 
+def raising(error: BaseException) -> Act:
+    """Fails every consult with it."""
+
+    def act(ids: Sequence[int], n: int) -> Completion:
+        raise error
+
+    return act
+
+
 def own_id(prefix: Sequence[int]) -> int:
     """What a `VerifyingEngine` would write: a letter that depends on every id before."""
     return 97 + hash(tuple(prefix)) % 26

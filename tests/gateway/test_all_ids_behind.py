@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from edgewise.addresses import bundled
 from edgewise.cloud import gateway as device_side
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.connect import connect
@@ -44,33 +43,27 @@ def post(running: Running, body: object, key: str = "") -> httpx2.Response:
 @pytest.mark.deep
 def test_a_real_engine_behind_it(model_folder: Path) -> None:
     """Two generations of a family, whose fixed strings have the same ids."""
-    paths = [
+    older, newer = (
         models.write_transformer(model_folder / f"behind{name}.gguf", models.qwen(name))
         for name in ("2.5", "3")
-    ]
-    with llama_server(paths[1]) as url, gateway([url]) as running:
-        with LlamaModel(paths[1], threads=1, context=32) as model:
-            assert "all 277 ids" in told(running, model.tokenizer)
-        with LlamaModel(paths[0], threads=1, context=32) as model:
-            with pytest.raises(VocabularyMismatch, match=r"(tool_response|think)>"):
-                told(running, model.tokenizer)
-            # Whoever has the cloud's tokenizer speaks its ids.
-            with LlamaModel(paths[1], threads=1, context=32) as own:
-                reached = connect(running.url, model.tokenizer, own=own.tokenizer)
-                how = reached.vocabulary_check
-                assert reached.boundaries is not None
-                assert "all 277 ids" in how
-                reached.close()
+    )
+    with (
+        llama_server(newer) as url,
+        gateway([url]) as running,
+        LlamaModel(newer, threads=1, context=32) as model,
+        LlamaModel(older, threads=1, context=32) as other,
+    ):
+        assert "all 277 ids" in told(running, model.tokenizer)
+        with pytest.raises(VocabularyMismatch, match=r"(tool_response|think)>"):
+            told(running, other.tokenizer)
+        # Whoever has the cloud's tokenizer speaks its ids.
+        reached = connect(running.url, other.tokenizer, own=model.tokenizer)
+        assert reached.boundaries is not None
+        assert "all 277 ids" in reached.vocabulary_check
+        reached.close()
 
 
-def test_the_bundled_engine() -> None:
-    from edgewise.gateway.local import LocalEngine
-
-    with gateway([LocalEngine()]) as running, LlamaModel(bundled("edge"), threads=1) as edge:
-        assert f"all {edge.tokenizer.size:,} ids" in told(running, edge.tokenizer)
-
-
-def test_the_second_device_costs_the_engine_nothing(
+def test_a_second_device_costs_nothing(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Nor do looks at it.
@@ -80,10 +73,7 @@ def test_the_second_device_costs_the_engine_nothing(
         asked = engine.detokenized
         assert ALL in told(running)
         assert engine.detokenized == asked
-
-
-def test_an_engine_that_does_not_detokenise_leaves_the_strings(engine: ScriptedEngine) -> None:
-    """As a gateway of before, which has no such path."""
+    # As a gateway of before, which has no such path.
     engine.detokenizes = False
     with gateway([engine.url]) as running:
         assert "it does not detokenise" in told(running)
@@ -103,13 +93,6 @@ class Late(PlainEngine):
         return b"".join(pieces.get(token, b"") for token in ids).decode("utf-8", "replace")
 
 
-def test_engines_that_differ_prove_nothing() -> None:
-    with gateway([Late("one"), Late("two", "<other>")]) as running:
-        how = told(running)
-        assert "plain engine" in how
-        assert "different vocabularies" in how
-
-
 class Tidy(Late):
     """As transformers where a tokenizer's config asks for it."""
 
@@ -124,11 +107,13 @@ def test_engines_of_two_kinds_may_write_the_same_differently(first: bool) -> Non
     with gateway(engines if first else engines[::-1]) as running:
         assert post(running, {"tokens": list(b"a .b")}).json()["content"] in ("a .b", "a.b")
         assert ALL in told(running)
+    with gateway([engines[0], Late("other", "<other>")]) as running:
+        how = told(running)
+        assert "plain engine" in how
+        assert "different vocabularies" in how
 
 
-def test_an_engine_that_comes_later_must_agree_with_what_devices_were_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_comes_later_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "HEALTH_SECONDS", 0.2)
     late = Late("two", "<other>")
     late.down = RuntimeError("starting")
@@ -142,7 +127,7 @@ def test_an_engine_that_comes_later_must_agree_with_what_devices_were_told(
         until(lambda: running.gateway.fleet.up == 2)
 
 
-def test_another_gateway_at_the_address_is_found_out(
+def test_another_gateway_is_found_out(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device_side, "FRESH_SECONDS", -1.0)
@@ -159,54 +144,47 @@ def test_another_gateway_at_the_address_is_found_out(
     cloud.close()
 
 
-class TestRequests:
-    def test_an_engine_that_stalls(
-        self, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(app, "DETOKENIZE_SECONDS", 0.2)
-        engine.aside = lambda path: "hang" if path == "/detokenize" else None
-        with gateway([engine.url]) as running:
-            assert post(running, {"tokens": [72]}).status_code == 503
-            how = told(running)
-            assert how.startswith("the gateway's llama-server engine")
-            assert "not compared" in how
+def test_an_engine_that_stalls(engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "DETOKENIZE_SECONDS", 0.2)
+    engine.aside = lambda path: "hang" if path == "/detokenize" else None
+    with gateway([engine.url]) as running:
+        assert post(running, {"tokens": [72]}).status_code == 503
+        how = told(running)
+        assert how.startswith("the gateway's llama-server engine")
+        assert "not compared" in how
 
-    def test_keys_and_what_they_may_use(
-        self, engine: ScriptedEngine, keys: Path, add: Callable[..., str]
-    ) -> None:
-        secret = add(ids_per_second=30)
-        with gateway([engine.url], keys=keys) as running:
-            assert post(running, {"tokens": [72]}).status_code == 401
-            assert post(running, {"tokens": [72]}, secret).json() == {"content": "H"}
-            assert post(running, {"tokens": [72] * 1000}, secret).status_code == 200
-            owing = post(running, {"tokens": [72]}, secret)
-            assert owing.status_code == 429
-            assert int(owing.headers["Retry-After"]) > 0
 
-    def test_what_is_no_request(self, engine: ScriptedEngine) -> None:
-        none: list[object] = [{}, *({"tokens": said} for said in ([], ["a"], [-1], [1 << 40], "x"))]
-        large = [{"tokens": [1] * (app.MOST_DETOKENIZED + 1)}, {"tokens": "x" * app.MAX_BODY}]
-        with gateway([engine.url]) as running:
-            for body in [*none, *large]:
-                assert post(running, body).status_code == 400
-            assert engine.detokenized == 0
+def test_keys_may_ask_so_much(engine: ScriptedEngine, keys: Path, add: Callable[..., str]) -> None:
+    secret = add(ids_per_second=30)
+    with gateway([engine.url], keys=keys) as running:
+        assert post(running, {"tokens": [72]}).status_code == 401
+        assert post(running, {"tokens": [72]}, secret).json() == {"content": "H"}
+        assert post(running, {"tokens": [72] * 1000}, secret).status_code == 200
+        owing = post(running, {"tokens": [72]}, secret)
+        assert owing.status_code == 429
+        assert int(owing.headers["Retry-After"]) > 0
 
-    def test_a_device_that_leaves_within_a_request(
-        self, engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        head = b"POST /detokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{"
-        with gateway([engine.url]) as running:
-            address = running.url.removeprefix("http://").split(":")
-            with socket.create_connection((address[0], int(address[1])), 30) as leaving:
-                leaving.sendall(head)
-            assert post(running, {"tokens": [72]}).status_code == 200
-        # The gateway has ended, and so has what it did for the device.
-        assert [one for one in caplog.records if one.exc_info] == []
 
-    def test_an_id_that_the_model_has_not_is_not_asked_for(self, engine: ScriptedEngine) -> None:
-        """llama-server answers one with an error; another engine may do worse."""
-        engine.size = 258
-        with gateway([engine.url]) as running:
-            assert post(running, {"tokens": [258]}).status_code == 400
-            assert engine.detokenized == 0
-            assert ALL in told(running)
+def test_what_is_no_request(engine: ScriptedEngine) -> None:
+    """An id that the model has not, too: llama-server answers with an error, others do worse."""
+    engine.size = 258
+    none: list[object] = [{}, {"tokens": [1] * (app.MOST_DETOKENIZED + 1)}]
+    none += [
+        {"tokens": said} for said in ([], ["a"], [-1], [258], [1 << 40], "x", "x" * app.MAX_BODY)
+    ]
+    with gateway([engine.url]) as running:
+        for body in none:
+            assert post(running, body).status_code == 400
+        assert engine.detokenized == 0
+        assert ALL in told(running)
+
+
+def test_a_device_that_leaves(engine: ScriptedEngine, caplog: pytest.LogCaptureFixture) -> None:
+    head = b"POST /detokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 90\r\n\r\n{"
+    with gateway([engine.url]) as running:
+        address = running.url.removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1])), 30) as leaving:
+            leaving.sendall(head)
+        assert post(running, {"tokens": [72]}).status_code == 200
+    # The gateway has ended, and so has what it did for the device.
+    assert [one for one in caplog.records if one.exc_info] == []

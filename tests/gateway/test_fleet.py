@@ -3,29 +3,22 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from edgewise import errors
 from edgewise.completion import Completion
 from edgewise.engines import vocabulary_check
 from edgewise.engines.base import Client
-from edgewise.errors import (
-    CloudError,
-    CloudProtocolError,
-    CloudRejected,
-    CloudTimeout,
-    CloudUnavailable,
-    UsageError,
-)
+from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.gateway import fleet as fleets
 from edgewise.gateway.fleet import Fleet
 from edgewise.keys.limits import OverLimit
 from edgewise.sampling import Sampling
-from tests.gateway.doubles import PlainEngine, letters
+from tests.gateway.doubles import PlainEngine, raising
 
 GONE = CloudUnavailable("gone.")
 
@@ -60,63 +53,63 @@ async def ask(fleet: Fleet, session: str = "s") -> Completion:
     return await fleet.complete([1, 2], 1, Sampling(), Client(session))
 
 
-class Silent(PlainEngine):
-    """Does not tell its vocabulary."""
-
-    async def tokenize(self, text: str) -> list[int] | None:
-        return None
-
-
 @pytest.mark.parametrize(
     ("second", "problem"),
     [("another", "another vocabulary"), ("silent", "tokenizer"), ("gone", "gone")],
 )
-async def test_what_is_no_fleet(second: str, problem: str) -> None:
+async def test_what_is_no_fleet(second: str, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two vocabularies, none that is told, no engine that is up."""
-    engines = [PlainEngine("one"), Silent("two") if second == "silent" else PlainEngine("two")]
+
+    async def nothing(text: str) -> None: ...
+
+    engines = [PlainEngine("one"), PlainEngine("two")]
     engines[1].mark = int(second == "another")
+    if second == "silent":
+        monkeypatch.setattr(engines[1], "tokenize", nothing)
     if second == "gone":
         engines[0].down = engines[1].down = GONE
-    with pytest.raises(CloudUnavailable if second == "gone" else UsageError, match=problem):
+    with pytest.raises(CloudUnavailable if second == "gone" else errors.UsageError, match=problem):
         async with started(engines):
             pass
     assert all(engine.closed for engine in engines)
 
 
-async def test_a_fleet_starts_with_those_that_are_up() -> None:
-    engines = [PlainEngine("one"), PlainEngine("two")]
-    engines[0].down = GONE
-    with capture_logs() as told:
-        async with started(engines) as fleet:
-            assert fleet.up == 1
-            assert (fleet.engine, fleet.model) == ("plain", "letters")
-    assert [line["engine"] for line in told if line["event"] == "engine not used"] == ["one"]
-
-
-async def test_a_consult_moves_on_where_its_replica_is_gone() -> None:
+@pytest.mark.parametrize("gone", [True, False], ids=["gone", "another vocabulary"])
+async def test_a_consult_finds_out_and_moves_on(
+    monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    monkeypatch.setattr(fleets, "HEALTH_SECONDS", 60.0)
+    monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
     engines = [PlainEngine(str(number)) for number in range(3)]
     async with started(engines) as fleet:
         for _ in range(3):
             await ask(fleet)
         (home,) = [engine for engine in engines if engine.asked]
         assert home.asked == 3
-        home.down = GONE
+        if gone:
+            home.down = GONE
+        else:
+            home.mark = 1
+            home.connected()
         assert (await ask(fleet)).ids == (97,)
+        assert fleet.up == 2
         assert sum(engine.asked for engine in engines if engine is not home) == 1
 
 
-@pytest.mark.parametrize("error", [CloudUnavailable("busy."), CloudRejected("too long.")])
+@pytest.mark.parametrize("error", [CloudUnavailable("busy."), errors.CloudRejected("too long.")])
 async def test_a_consult_stays_at_a_replica_that_is_well(error: CloudError) -> None:
     """429, or declined: elsewhere the session's cache would be missing."""
-
-    def fails(ids: Sequence[int], n: int) -> Completion:
-        raise error
-
-    engines = [PlainEngine(str(number), fails) for number in range(3)]
+    engines = [PlainEngine(str(number), raising(error), size=258) for number in range(3)]
     async with started(engines) as fleet:
         with pytest.raises(type(error)):
             await ask(fleet)
         assert sum(engine.asked for engine in engines) == 1
+        assert fleet.up == 3
+        # Nor are ids beyond the size that an engine tells a completion.
+        for engine in engines:
+            engine.act = lambda ids, n: Completion(ids=(258,), logprobs=(None,))
+        with pytest.raises(errors.CloudProtocolError, match="0 to 257"):
+            await ask(fleet)
         assert fleet.up == 3
 
 
@@ -143,9 +136,7 @@ async def test_concurrency_and_queue_are_bounds() -> None:
         assert fleet.replicas[0].consults == 0
 
 
-async def test_an_engine_that_loses_a_prefetch_keeps_no_place(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_prefetch_that_is_lost_keeps_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Found by an attack: prefills that hang held the places of consults until devices left."""
     monkeypatch.setattr(fleets, "PREFILL_SECONDS", 0.05)
 
@@ -156,46 +147,35 @@ async def test_an_engine_that_loses_a_prefetch_keeps_no_place(
         await until(lambda: engine.prefills)
         engine.go = None
         assert (await asyncio.wait_for(ask(fleet), 60)).ids == (97,)
-        with pytest.raises(CloudTimeout):
+        with pytest.raises(errors.CloudTimeout):
             await prefetching
 
 
 @given(st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=8, unique=True))
 def test_only_the_sessions_of_the_one_that_went_move(sessions: list[str]) -> None:
     """Rendezvous hashing, whatever the sessions are called."""
+    engines = [PlainEngine(str(number)) for number in range(3)]
 
-    async def homes(fleet: Fleet, engines: Sequence[PlainEngine]) -> dict[str, PlainEngine]:
-        found: dict[str, PlainEngine] = {}
-        for session in sessions:
-            before = [engine.asked for engine in engines]
-            await ask(fleet, session)
-            (found[session],) = [
-                engine for engine, n in zip(engines, before, strict=True) if engine.asked > n
-            ]
+    async def home(fleet: Fleet, session: str) -> PlainEngine:
+        before = [engine.asked for engine in engines]
+        await ask(fleet, session)
+        (found,) = (one for one, n in zip(engines, before, strict=True) if one.asked > n)
         return found
 
     async def work() -> None:
-        engines = [PlainEngine(str(number), letters) for number in range(3)]
         async with started(engines) as fleet:
-            before = await homes(fleet, engines)
-            gone = before[sessions[0]]
+            before = [await home(fleet, session) for session in sessions]
+            gone = before[0]
             fleet.replicas[engines.index(gone)].up = False
             gone.down = GONE
-            after = await homes(fleet, engines)
-        for session in sessions:
-            assert (after[session] is before[session]) == (before[session] is not gone)
+            for session, engine in zip(sessions, before, strict=True):
+                assert (await home(fleet, session) is engine) == (engine is not gone)
 
     asyncio.run(work())
 
 
-class Stray(BaseException):
-    """What no `except Exception` catches."""
-
-
 @pytest.mark.parametrize(("what", "other", "own"), [("mark", 1, 0), ("size", 300, 258)])
-async def test_one_that_was_replaced_and_never_seen_down_is_not_used(
-    what: str, other: int, own: int
-) -> None:
+async def test_one_that_was_replaced_unseen_is_not_used(what: str, other: int, own: int) -> None:
     """Also by a related model, which splits the fixed strings alike: its size differs."""
     engine = PlainEngine(size=258)
     with capture_logs() as told:
@@ -250,77 +230,45 @@ async def test_one_that_is_being_proven_anew_is_not_proven() -> None:
         assert fleet.up == 1
 
 
-async def test_ids_beyond_the_size_that_an_engine_tells_are_no_completion() -> None:
-    beyond = Completion(ids=(258,), logprobs=(None,))
-    engine = PlainEngine(act=lambda ids, n: beyond, size=258)
-    async with started([engine]) as fleet:
-        with pytest.raises(CloudProtocolError, match="0 to 257"):
-            await ask(fleet)
-        assert fleet.up == 1
-
-
-async def test_a_consult_finds_out_before_the_watch_and_moves_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fleets, "HEALTH_SECONDS", 60.0)
-    monkeypatch.setattr(vocabulary_check, "FRESH_SECONDS", -1.0)
-
-    engines = [PlainEngine(str(number)) for number in range(3)]
-    async with started(engines) as fleet:
-        await ask(fleet)
-        (home,) = [engine for engine in engines if engine.asked]
-        home.mark = 1
-        home.connected()
-        assert (await ask(fleet)).ids == (97,)
-        assert fleet.up == 2
-        assert sum(engine.asked for engine in engines if engine is not home) == 1
-
-
 PROBLEMS = [
-    asyncio.CancelledError("of its own"),
-    TimeoutError("late"),
-    Stray("stray"),
-    RecursionError("deep"),
-    UsageError("a flag"),
-    CloudRejected("no."),
-    StopAsyncIteration(),
+    *(asyncio.CancelledError("of its own"), BaseException("stray"), TimeoutError("late")),
+    *(
+        RecursionError("deep"),
+        errors.UsageError("a flag"),
+        errors.CloudRejected("no."),
+        StopAsyncIteration(),
+    ),
     MemoryError(),
 ]
 
 
 @pytest.mark.parametrize("where", ["ready", "tokenize", "describe", "complete"])
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: type(problem).__name__)
-async def test_no_end_of_one_look_ends_a_watch(problem: BaseException, where: str) -> None:
+async def test_no_end_of_one_look_ends_a_watch(
+    problem: BaseException, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other replica goes down and comes back meanwhile, and so does the one with the bug."""
+    engines = [PlainEngine("one"), PlainEngine("two")]
 
-    class Breaking(PlainEngine):
-        broken = False
+    async def breaks(*_: object, **__: object) -> None:
+        engines[0].looks += 1
+        raise problem
 
-        def __getattribute__(self, name: str) -> Any:
-            if name == where and object.__getattribute__(self, "broken"):
-                return self._raise
-            return super().__getattribute__(name)
-
-        async def _raise(self, *_: object, **__: object) -> Any:
-            self.looks += 1
-            raise problem
-
-    engines = [Breaking("one"), PlainEngine("two")]
     with capture_logs() as told:
         async with started(engines) as fleet:
-            engines[0].broken = True  # type: ignore[attr-defined]
-            if where == "complete":
-                engines[0].mark = 1  # so that it is probed
-            await until(lambda: fleet.up == 1)
-            # It is probed in any case from here; a later probe under way would see both states.
-            engines[0].mark = 0
-            looks = engines[0].looks
-            await until(lambda: engines[0].looks > looks + 3)
-            engines[1].down = GONE
-            await until(lambda: fleet.up == 0)
-            engines[1].down = None
-            await until(lambda: fleet.up == 1)
-            engines[0].broken = False  # type: ignore[attr-defined]
+            with monkeypatch.context() as broken:
+                broken.setattr(engines[0], where, breaks)
+                if where == "complete":
+                    engines[0].mark = 1  # so that it is probed
+                await until(lambda: fleet.up == 1)
+                # It is probed in any case from here; a later probe would see both states.
+                engines[0].mark = 0
+                looks = engines[0].looks
+                await until(lambda: engines[0].looks > looks + 3)
+                engines[1].down = GONE
+                await until(lambda: fleet.up == 0)
+                engines[1].down = None
+                await until(lambda: fleet.up == 1)
             await until(lambda: fleet.up == 2)
     of_one = [line["event"] for line in told if line.get("engine") == "one"]
     assert of_one == ["engine not used", "engine used again"]
@@ -330,18 +278,9 @@ async def test_a_replica_that_stalls_keeps_nobody_from_looking_at_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleets, "CHECK_SECONDS", 3600.0)
-
-    class Stalling(PlainEngine):
-        stalled = False
-
-        async def ready(self) -> None:
-            await super().ready()
-            if self.stalled:
-                await asyncio.sleep(3600)
-
-    engines = [Stalling("one"), PlainEngine("two")]
+    engines = [PlainEngine("one"), PlainEngine("two")]
     async with started(engines) as fleet:
-        engines[0].stalled = True  # type: ignore[attr-defined]
+        monkeypatch.setattr(engines[0], "ready", asyncio.Event().wait)
         looks = engines[1].looks
         await until(lambda: engines[1].looks > looks + 3)
         engines[1].down = GONE

@@ -63,12 +63,8 @@ def clock() -> Clock:
 @asynccontextmanager
 async def limits_in(made: LimitStore, clock: Clock | None = None) -> AsyncIterator[KeyLimits]:
     clocks: dict[str, Any] = {"clock": clock, "calendar": clock} if clock else {}
-    limits = KeyLimits(made, **clocks)
-    await limits.open()
-    try:
+    async with opened(KeyLimits(made, **clocks)) as limits:
         yield limits
-    finally:
-        await limits.close()
 
 
 @pytest.fixture
@@ -79,11 +75,18 @@ async def limits(store: Store, clock: Clock, anyio_backend: str) -> AsyncIterato
 
 
 async def consult(
-    limits: KeyLimits, limited: Key, n: int = 0, written: int | Exception = 0, *, ids: int = 0
+    limits: KeyLimits,
+    limited: Key,
+    n: int = 0,
+    written: int | BaseException = 0,
+    *,
+    ids: int = 0,
+    asked: bool = False,
 ) -> None:
     async with limits.spending(limited, n, ids=ids) as spent:
+        spent.asked = asked
         await asyncio.sleep(0)
-        if isinstance(written, Exception):
+        if isinstance(written, BaseException):
             raise written
         spent.tokens = written
 
@@ -98,6 +101,7 @@ async def waits(limits: KeyLimits, limited: Key, n: int = 0) -> float:
 
 
 async def test_a_rate_is_held(clock: Clock) -> None:
+    """Prefetches have one too: each is a request to the engine, and uses up no consults."""
     limited = key(consults_per_second=5.0)
     async with limits_in(SqliteLimits(None), clock) as limits:
         at_once = [await waits(limits, limited) for _ in range(15)]
@@ -106,17 +110,10 @@ async def test_a_rate_is_held(clock: Clock) -> None:
         assert not await waits(limits, limited)
         assert await waits(limits, limited)
         clock.now += 3600
-        assert [await waits(limits, limited) for _ in range(15)].count(0.0) == 10
-
-
-async def test_prefetches_have_the_rate_of_consults_too(clock: Clock) -> None:
-    """Each is a request to the engine. A device that writes fast does not use up its consults."""
-    limited = key(consults_per_second=5.0)
-    async with limits_in(SqliteLimits(None), clock) as limits:
         for fresh in (10, 5):
             made = [await limits.may_prefetch(limited, 0) for _ in range(15)]
             assert made == [True] * fresh + [False] * (15 - fresh)
-            assert [await waits(limits, limited) for _ in range(fresh)] == [0.0] * fresh
+            assert [await waits(limits, limited) for _ in range(15)].count(0.0) == fresh
             clock.now += 1.0
 
 
@@ -136,7 +133,6 @@ async def test_ids_are_charged_and_owed(clock: Clock) -> None:
 async def test_a_days_tokens_are_a_promise(limits: KeyLimits, clock: Clock, name: str) -> None:
     """They are given back to their own day, also by a clock that goes back."""
     limited = key(name, tokens_per_day=10)
-
     async with limits.spending(limited, 8) as spent:
         assert await waits(limits, limited, 3) == DAY_SECONDS / 2
         spent.tokens = 2
@@ -215,7 +211,6 @@ def test_no_order_of_things_writes_more_than_the_quota(
 
 async def test_what_was_not_written_is_given_back(limits: KeyLimits, name: str) -> None:
     limited = key(name, tokens_per_day=20)
-
     await consult(limits, limited, 20, 5)
     for error in (TimeoutError(), RuntimeError("a bug")):
         with pytest.raises(type(error)):
@@ -232,30 +227,16 @@ async def test_what_was_not_written_is_given_back(limits: KeyLimits, name: str) 
 
 @pytest.mark.parametrize("error", [TimeoutError, asyncio.CancelledError])
 @pytest.mark.parametrize("rate", [10.0, 0.0], ids=["as ids", "as tokens"])
-async def test_work_for_nothing_is_charged(
-    clock: Clock, rate: float, error: type[BaseException]
-) -> None:
+async def test_lost_work_is_charged(clock: Clock, rate: float, error: type[BaseException]) -> None:
     """Else a key could let an engine write, and give up each time at the last moment."""
     limited = key(ids_per_second=rate, tokens_per_day=5000)
     async with limits_in(SqliteLimits(None), clock) as limits:
-
-        async def gives_up() -> None:
-            async with limits.spending(limited, 4000) as spent:
-                spent.asked = True
-                raise error
-
         with pytest.raises(error):
-            await gives_up()
+            await consult(limits, limited, 4000, error(), asked=True)
         assert await waits(limits, limited, 1001)
         if rate:
             clock.now += 500
         await consult(limits, limited, 5000 if rate else 1000, 1)
-
-
-async def test_without_limits_nothing_is_asked() -> None:
-    async with limits_in(FailingLimits()) as limits:
-        await consult(limits, ANYBODY, 4096, 4096, ids=10**9)
-        assert await limits.may_prefetch(ANYBODY, 10**9)
 
 
 @pytest.fixture
@@ -268,45 +249,41 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_nothing_is_granted_while_the_store_is_down(told: Told) -> None:
     failing, limited = FailingLimits(), key(tokens_per_day=100)
     async with limits_in(failing) as limits:
+        # But where there are no limits nothing is asked.
+        await consult(limits, ANYBODY, 4096, 4096, ids=10**9)
+        assert await limits.may_prefetch(ANYBODY, 10**9)
         for _ in range(5):
             with pytest.raises(OverLimit):
                 await consult(limits, limited, 1)
             assert not await limits.may_prefetch(limited, 0)
         failing.down = False
         await consult(limits, limited, 1, 1)
-    assert [entry["event"].split(":")[0] for entry in told] == [
-        "limits kept",
-        "limits not kept",
-        "limits kept again",
-    ]
+    events = [entry["event"].split(":")[0] for entry in told]
+    assert events == ["limits kept", "limits not kept", "limits kept again"]
 
 
 async def test_where_limits_are_kept(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
-
-    async def used(where: str | None) -> None:
-        limits = limits_at(where, keys)
-        await limits.open()
-        await limits.close()
-
-    await used("memory")
-    assert not list(tmp_path.iterdir())
-    await used(None)
-    assert (tmp_path / "keys.json.limits").stat().st_mode & 0o077 == 0
-    await used(str(tmp_path / "elsewhere"))
-    assert (tmp_path / "elsewhere").exists()
+    async with opened(limits_at("memory", keys)):
+        assert not list(tmp_path.iterdir())
+    async with opened(limits_at(None, keys)):
+        assert (tmp_path / "keys.json.limits").stat().st_mode & 0o077 == 0
+    async with opened(limits_at(str(tmp_path / "elsewhere"), keys)):
+        assert (tmp_path / "elsewhere").exists()
     with pytest.raises(UsageError):
         limits_at("http://a.host", keys)
 
 
 @asynccontextmanager
-async def opened(made: LimitStore) -> AsyncIterator[LimitStore]:
+async def opened(made: LimitStore | KeyLimits) -> AsyncIterator[Any]:
     await made.open()
-    yield made
-    await made.close()
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
-async def test_a_file_that_another_holds_or_breaks_is_down(
+async def test_a_held_or_broken_file_is_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgewise.keys.limit_stores.BUSY_SECONDS", 0.05)

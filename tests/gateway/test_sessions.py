@@ -29,20 +29,7 @@ def test_a_device_comes_back_to_its_own_session_only() -> None:
     assert opened(sessions, first.name, "other") is not first
     assert opened(sessions, first.name) is first
     assert first.ledger.ids == [1, 2, 3]
-
-
-def test_room_is_made_by_those_that_left_first() -> None:
-    sessions = Sessions(most=2, most_ids=1000, idle=60)
-    first, second = opened(sessions), opened(sessions)
-    assert sessions.open("", "k") is None
-    sessions.leave(second)
-    sessions.leave(first)
-    opened(sessions)
-    assert opened(sessions, first.name) is first
-    assert len(sessions) == 2
-
-
-def test_what_is_idle_goes() -> None:
+    # What is idle goes.
     sessions = Sessions(most=10, most_ids=1000, idle=0.0)
     first = opened(sessions)
     put(sessions, first, 10)
@@ -52,7 +39,16 @@ def test_what_is_idle_goes() -> None:
     assert opened(sessions, first.name) is not first
 
 
-def test_ids_are_bounded() -> None:
+def test_room_is_made_by_those_that_left_first() -> None:
+    """Room for sessions, and for ids."""
+    sessions = Sessions(most=2, most_ids=1000, idle=60)
+    first, second = opened(sessions), opened(sessions)
+    assert sessions.open("", "k") is None
+    sessions.leave(second)
+    sessions.leave(first)
+    opened(sessions)
+    assert opened(sessions, first.name) is first
+    assert len(sessions) == 2
     sessions = Sessions(most=10, most_ids=100, idle=60)
     held = [opened(sessions) for _ in range(3)]
     put(sessions, held[0], 40)
@@ -73,21 +69,16 @@ def test_ids_of_devices_that_are_here_are_bounded_too() -> None:
         assert put(sessions, session, 40) is not None
         assert sessions.ids <= 100
     assert [len(session.ledger) for session in held] == [0, 0, 0, 0, 40, 40]
-    again = sessions.put(held[0], 40, [1], 0)
-    assert again is None
+    assert sessions.put(held[0], 40, [1], 0) is None
     copied = put(sessions, held[0], 100)
     assert copied is not None
     assert len(copied) == 100
     assert [len(session.ledger) for session in held] == [100, 0, 0, 0, 0, 0]
-
-
-def test_more_ids_than_all_may_hold_are_answered_and_not_held() -> None:
-    sessions = Sessions(most=10, most_ids=50, idle=60)
-    session = opened(sessions)
-    copied = put(sessions, session, 60)
+    # More than all may hold are answered and not held.
+    copied = put(sessions, held[0], 110)
     assert copied is not None
-    assert copied.ids == list(range(60))
-    assert (len(session.ledger), sessions.ids) == (0, 0)
+    assert copied.ids == list(range(110))
+    assert (len(held[0].ledger), sessions.ids) == (0, 0)
 
 
 @pytest.mark.parametrize("most", [100, 6])

@@ -59,7 +59,7 @@ def test_the_attack_reads_secrets_where_nothing_keeps_sessions_apart(
 
 @pytest.mark.deep
 @pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
-def test_the_meter_tells_one_key_nothing_of_another(
+def test_the_meter_tells_nothing_of_others(
     tokenizer: Tokenizer, flags: Mapping[str, float]
 ) -> None:
     with (
@@ -82,13 +82,12 @@ class Noting(PlainEngine):
     """Keeps the clients of prefills as well; its meter is whole."""
 
     def __init__(self, *, salt: bool = False, name: str = "plain") -> None:
-        super().__init__(
-            name,
-            lambda ids, n: Completion(
-                ids=(97,), logprobs=(None,), cached=1, computed=len(ids) - 1, engine_seconds=0.5
-            ),
-        )
+        super().__init__(name, self.metered)
         self._has_salt = salt
+
+    def metered(self, ids: Sequence[int], n: int) -> Completion:
+        meter = {"cached": 1, "computed": len(ids) - 1, "engine_seconds": 0.5}
+        return Completion(ids=(97,), logprobs=(None,), **meter)
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
         return self._has_salt
@@ -129,8 +128,13 @@ def test_the_meter_is_told_where_caches_are_apart_or_all_are_one(
 
 
 def test_an_engine_is_told_whose_consult_and_whose_push_it_is(keys: Path, add: Add) -> None:
-    secrets = [add("laptop"), add("phone")]
-    engine = Noting()
+    """And who serves keys whose engine has no salt is warned."""
+    secrets, engine = [add("laptop"), add("phone")], Noting()
+    with capture_logs() as logs, gateway([engine, Noting(salt=True, name="b")], keys=keys):
+        pass
+    warned = [entry for entry in logs if entry["event"] == "caches are shared"]
+    assert [entry["engine"] for entry in warned] == ["plain"]
+    assert "no salt" in warned[0]["why"]
     with gateway([engine], keys=keys) as running:
         for secret in secrets:
             with device(running, secret) as cloud:
@@ -142,19 +146,17 @@ def test_an_engine_is_told_whose_consult_and_whose_push_it_is(keys: Path, add: A
     assert len({client.salt for client in engine.clients}) == 2
 
 
-@pytest.mark.parametrize(("name", "tenant"), [("", ""), ("anybody", "anybody")])
-def test_without_keys_there_is_one_tenant(keys: Path, add: Add, name: str, tenant: str) -> None:
+@pytest.mark.parametrize("name", ["", "anybody"])
+def test_without_keys_there_is_one_tenant(keys: Path, add: Add, name: str) -> None:
     """A key that is named as nobody's is a tenant as well."""
     engine, secret = Noting(), add(name) if name else None
     with gateway([engine], keys=keys if name else None) as running:
         assert ask(running, secret).cached == (None if name else 1)
-    assert [client.tenant for client in engine.clients] == [tenant]
+    assert [client.tenant for client in engine.clients] == [name]
 
 
 @pytest.mark.deep
-def test_with_the_recommended_flags_a_key_still_reuses_its_own(
-    tokenizer: Tokenizer, keys: Path, add: Add
-) -> None:
+def test_a_key_still_reuses_its_own_by_flags(tokenizer: Tokenizer, keys: Path, add: Add) -> None:
     """Told by the gateway's sums: the devices are not."""
     secrets = [add("laptop"), add("phone")]
     prompts = [list(range(10, 60)), list(range(200, 250))]
@@ -170,15 +172,6 @@ def test_with_the_recommended_flags_a_key_still_reuses_its_own(
                 session.ask(ConsultRequest(prompt, 1, 30)).result()
         counted = running.metrics()
     assert 'prompt_tokens_total{cache="hit"} 196.0' in counted
-
-
-def test_an_engine_without_a_salt_is_logged_at_the_start(keys: Path, add: Add) -> None:
-    add()
-    with capture_logs() as logs, gateway([Noting(), Noting(salt=True, name="b")], keys=keys):
-        pass
-    warned = [entry for entry in logs if entry["event"] == "caches are shared"]
-    assert [entry["engine"] for entry in warned] == ["plain"]
-    assert "no salt" in warned[0]["why"]
 
 
 @pytest.mark.anyio

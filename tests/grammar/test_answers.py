@@ -1,7 +1,11 @@
-"""Answers with a response format: what is written, and what becomes of the cloud's completions."""
+"""Answers with a response format: what is written, and what becomes of the cloud's completions.
+
+Schemas: closed where nothing says that they are open; refused where they are too much work.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,14 +17,17 @@ from edgewise.edge.base import Floats
 from edgewise.errors import UsageError
 from edgewise.events import Consult, Token
 from edgewise.grammar.response_format import ResponseFormat, grammar_of
+from edgewise.grammar.schema import MAX_KEY_PATTERNS, MAX_MULTIPLE
 from edgewise.loop.decoder import Answer, Decoder, collect
 from edgewise.loop.policy import Policy
+from edgewise.prompts import Tool
 from edgewise.routers.untrained import Constant, Random
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import EOS, ByteTokenizer, Script, ScriptedEdge, noise, replying
 from tests.doubles.completing import completing
 from tests.doubles.wrapped_cloud import WordAdapter
+from tests.tool_models import ToolTokenizer
 
 pytest.importorskip("llguidance")
 
@@ -55,23 +62,15 @@ def answered(
     return collect(iter(events)), [one for one in events if isinstance(one, Consult)], asked
 
 
-def reasons(answer: Answer) -> str:
-    """One letter a token: forced, critical, span, grammar, below the threshold."""
-    return "".join(token.reason[0] for token in answer.tokens)
-
-
 def test_what_the_form_leaves_no_choice_about_asks_nobody(grammar: Any) -> None:
     text = '{"word":"cow"}'
     answer, consults, cloud = answered(grammar, text, text)
-    assert answer.text == text
-    assert answer.finish_reason == "stop"
+    assert (answer.text, answer.finish_reason) == (text, "stop")
     # Blanks may stand between the parts; which word it is, c or d, and then a or o, is a choice.
-    assert {ids[-1:] for ids, _ in cloud.asks} == {
-        tuple(text[at : at + 1].encode()) for at in (0, 6, 7, 8, 9, 12)
-    }
-    assert [token.reason for token in answer.tokens].count("forced") == len(text) + 1 - len(
-        consults
-    )
+    asked = {bytes(ids[-1:]).decode() for ids, _ in cloud.asks}
+    assert asked == {text[at] for at in (0, 6, 7, 8, 9, 12)}
+    forced = [token for token in answer.tokens if token.reason == "forced"]
+    assert len(forced) == len(text) + 1 - len(consults)
     assert answer.tokens[-1].id == EOS
 
 
@@ -81,7 +80,7 @@ def test_a_completion_that_breaks_the_form_is_refused(grammar: Any, speculate: i
     answer, consults, _ = answered(grammar, '{"word":"dog"}', "no", speculate=speculate)
     assert answer.text == '{"word":"dog"}'
     assert {one.outcome for one in consults} == {"grammar"}
-    assert set(reasons(answer)) == {"f", "g"}
+    assert {token.reason for token in answer.tokens} == {"forced", "grammar"}
     usage = answer.usage
     assert usage.failed_calls == usage.cloud_calls == usage.wasted_tokens == len(consults) > 0
     assert usage.cloud_tokens == usage.correction_tokens == 0
@@ -97,11 +96,9 @@ def test_a_completion_is_cut_where_it_breaks_the_form(grammar: Any) -> None:
     assert consults[0].outcome == "answered"
     assert answer.usage.wasted_tokens > 0
     assert answer.usage.cloud_tokens == len(written)
-
-
-def test_the_cloud_ends_what_is_complete() -> None:
-    grammar = grammar_of(TOKENIZER, ResponseFormat(schema={"type": "integer"}))
-    answer, _, _ = answered(grammar, "123456", "12", span=4)
+    # And the cloud ends what is complete.
+    integer = grammar_of(TOKENIZER, ResponseFormat(schema={"type": "integer"}))
+    answer, _, _ = answered(integer, "123456", "12", span=4)
     assert answer.text == "12"
     assert answer.tokens[-1].source == "cloud"
 
@@ -118,11 +115,8 @@ HOSTILE: dict[str, Any] = {
     "too deep, and a recursion limit": deep(900),
     "a huge text": {"const": "x" * 200_000},
     "many values": {"enum": list(range(30_000))},
-    "many keys": {"properties": {f"p{number}": {} for number in range(3000)}},
-    "keys without an order": {
-        "type": "object",
-        "properties": {f"p{number}": {} for number in range(999)},
-    },
+    "many keys": {"properties": {f"p{n}": {} for n in range(3000)}},
+    "keys without an order": {"type": "object", "properties": {f"p{n}": {} for n in range(999)}},
     "itself": {"$ref": "#"},
     "itself and itself": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]},
     "elsewhere": {"$ref": "http://127.0.0.1:9/schema.json"},
@@ -145,19 +139,14 @@ def test_a_hostile_schema_is_refused_or_harmless(which: str) -> None:
     """In a sentence: at once, or where it is found out, which ends the answer."""
     edge = ScriptedEdge(noise(1), tokenizer=TOKENIZER)
     decoder = Decoder(edge, router=Constant(0.0), policy=Policy())
-
-    def answer() -> None:
+    harmless = which == "deep"
+    with nullcontext() if harmless else pytest.raises(UsageError) as caught:
         grammar = grammar_of(TOKENIZER, ResponseFormat(schema=HOSTILE[which]))
         decoder.generate(IDS, grammar=grammar, max_tokens=20)
-
-    if which == "deep":
-        answer()
-        return
-    with pytest.raises(UsageError) as caught:
-        answer()
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
-    assert edge.sessions == 0
+    if caught:
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
+        assert edge.sessions == 0
 
 
 OWN = ByteTokenizer("<other>")
@@ -184,37 +173,27 @@ def test_a_word_is_cut_where_it_breaks_the_form(speculate: int) -> None:
     text = "".join(token.text for token in tokens)
     assert json.loads(text).startswith("abcdef")
     # Inside of the word nobody is asked again: what was cut is no word's end.
-    assert [token.reason for token in tokens[:8]] == [
-        *("forced", "critical", "span", "span", "mid_word", "mid_word", "mid_word", "critical")
-    ]
+    reasons = " ".join(token.reason for token in tokens[:8])
+    assert reasons == "forced critical span span mid_word mid_word mid_word critical"
     assert [token.source for token in tokens[1:4]] == ["cloud"] * 3
     first = next(event for event in events if isinstance(event, Consult))
     assert (first.outcome, first.answered) == ("answered", 6)
-
-
-@pytest.mark.parametrize("speculate", [0, 8])
-def test_a_word_that_does_not_begin_well_is_refused(speculate: int) -> None:
-    grammar = grammar_of(TOKENIZER, ResponseFormat(schema=WORD))
-    made = decoder('"abc"', '"xyz"', speculate)
-    answer = made.generate(IDS, grammar=grammar, max_tokens=40)
+    # A word that does not begin well is refused.
+    answer = decoder('"abc"', '"xyz"', speculate).generate(IDS, grammar=grammar, max_tokens=40)
     assert answer.text == '"abc"'
     assert answer.tokens[1].reason == "grammar"
     assert answer.usage.wasted_tokens == len("xyz")
 
 
 leaves = st.one_of(
-    st.just({"type": "boolean"}),
-    st.just({"type": "null"}),
-    st.builds(
-        lambda least, more: {"type": "integer", "minimum": least, "maximum": least + more},
-        st.integers(-20, 20),
-        st.integers(0, 99),
-    ),
-    st.builds(lambda most: {"type": "string", "maxLength": most}, st.integers(0, 5)),
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}]),
     st.just({"type": "string", "pattern": "^[a-c]{1,3}é?$"}),
-    st.builds(
-        lambda values: {"enum": values},
-        st.lists(st.sampled_from(["x", "xy", "é", 1, 12, None, True]), min_size=1, unique=True),
+    st.tuples(st.integers(-20, 20), st.integers(0, 99)).map(
+        lambda of: {"type": "integer", "minimum": of[0], "maximum": sum(of)}
+    ),
+    st.integers(0, 5).map(lambda most: {"type": "string", "maxLength": most}),
+    st.lists(st.sampled_from(["x", "xy", "é", 1, 12, None, True]), min_size=1, unique=True).map(
+        lambda values: {"enum": values}
     ),
 )
 
@@ -222,22 +201,18 @@ leaves = st.one_of(
 def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     properties = st.dictionaries(st.sampled_from(["a", "ab", "b", "ü"]), inner, max_size=3)
     return st.one_of(
-        st.builds(
-            lambda items, most: {"type": "array", "items": items, "maxItems": most},
-            inner,
-            st.integers(0, 3),
+        st.tuples(inner, st.integers(0, 3)).map(
+            lambda of: {"type": "array", "items": of[0], "maxItems": of[1]}
         ),
-        st.builds(
-            lambda found, required: {
+        st.tuples(properties, st.integers(0, 3)).map(
+            lambda of: {
                 "type": "object",
-                "properties": found,
-                "required": list(found)[:required],
+                "properties": of[0],
+                "required": list(of[0])[: of[1]],
                 "additionalProperties": False,
-            },
-            properties,
-            st.integers(0, 3),
+            }
         ),
-        st.builds(lambda found: {"anyOf": found}, st.lists(inner, min_size=1, max_size=2)),
+        st.lists(inner, min_size=1, max_size=2).map(lambda found: {"anyOf": found}),
     )
 
 
@@ -302,3 +277,214 @@ def test_an_answer_is_json_of_its_schema(
         jsonschema.validate(json.loads(waiting.text), schema)
     else:
         assert len(waiting.tokens) == 300
+
+
+A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
+
+
+def allows(schema: dict[str, Any], text: str) -> bool:
+    found = grammar_of(TOKENIZER, ResponseFormat(schema=schema)).constraint(0)
+    ids = [*text.encode(), min(TOKENIZER.eos_ids)]
+    return found.fitting([], ids) == len(ids)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        A,
+        {"$ref": "#/$defs/a", "$defs": {"a": A}},
+        {"anyOf": [A, {"type": "null"}]},
+        {"$ref": "#/definitions/a", "definitions": {"a": A}, "description": "It."},
+    ],
+)
+def test_an_object_has_the_keys_that_it_names(schema: dict[str, Any]) -> None:
+    assert allows(schema, '{"a": 1}')
+    assert allows(schema, "{}")
+    assert not allows(schema, '{"a": 1, "c": 2}')
+    # So it is at every depth.
+    deep = {"type": "array", "items": {"type": "object", "properties": {"in": schema}}}
+    assert "$ref" in schema or not allows(deep, '[{"in": {"c": 1}}]')
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (A | {"additionalProperties": True}, '{"c": 2}'),
+        (A | {"additionalProperties": {"type": "null"}}, '{"a": 1, "c": null}'),
+        (A | {"required": ["c"]}, '{"c": 2}'),
+        ({"type": "object"}, '{"c": 2}'),
+        ({"allOf": [A | {"required": ["a"]}, B]}, '{"a": 1, "b": 2}'),
+        (A | {"anyOf": [B | {"required": ["b"]}]}, '{"a": 1, "b": 2}'),
+        # Digits that are of no number are as many as the schema has.
+        ({"type": "string"}, f'"{"3" * 99}"'),
+        ({"type": "string", "pattern": "^[0-9]{50}$"}, f'"{"3" * 50}"'),
+        ({}, f'["{"3" * 99}", "e333", 1e33]'),
+    ],
+)
+def test_what_is_open_stays_open(schema: dict[str, Any], text: str) -> None:
+    assert allows(schema, text)
+
+
+INTEGER = {"type": "integer"}
+FRACTIONS = ("3", "3.3", "-33e3", "0.3e-3")
+
+
+@pytest.mark.parametrize(
+    ("schema", "head", "texts"),
+    [
+        (INTEGER, "", "3"),
+        (INTEGER | {"minimum": 7}, "", "3"),
+        (A | {"required": ["a"]}, '{"a": ', "3"),
+        ({"type": "number"}, "", FRACTIONS),
+        ({}, "", FRACTIONS),
+        ({"type": "array"}, "[", FRACTIONS),
+        ({"type": "object"}, '{"a": ', FRACTIONS),
+    ],
+)
+def test_a_number_ends(schema: dict[str, Any], head: str, texts: Sequence[str]) -> None:
+    """Whatever the model wants to write, and the cloud: a small one repeats a digit for ever."""
+    grammar = grammar_of(TOKENIZER, ResponseFormat(schema=schema)).constraint(0)
+    for text in texts:
+        ids = [*(head + text).encode()]
+        assert grammar.fitting([], ids) == len(ids)
+        before = len(ids)
+        while grammar.allowed(ids).mask[ord("3")]:
+            ids.append(ord("3"))
+            assert len(ids) < before + 40
+        assert grammar.fitting(ids[:before], [ord("3")] * 100) == len(ids) - before
+        assert grammar.allowed(ids).mask.any()
+
+
+def test_a_tool_without_parameters_is_given_none() -> None:
+    tokenizer = ToolTokenizer()
+
+    def fits(tool: Tool, arguments: str) -> bool:
+        form = ResponseFormat(tools=(tool,), required=True)
+        text = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+        ids = [*text.encode(), min(tokenizer.eos_ids)]
+        return grammar_of(tokenizer, form).constraint(0).fitting([], ids) == len(ids)
+
+    assert fits(Tool("f"), "{}")
+    assert not fits(Tool("f"), '{"a": 1}')
+    assert fits(Tool("f", parameters={"type": "object"}), '{"a": 1}')
+
+
+TEXT = {"type": "string", "pattern": "^ab*$"}
+NULL = {"type": "null"}
+
+
+def chained(link: Callable[[str], Any], end: Any = TEXT) -> dict[str, Any]:
+    """Twenty-five definitions, each made of the next."""
+    links = {f"a{number}": link(f"#/$defs/a{number + 1}") for number in range(25)}
+    return {"$ref": "#/$defs/a0", "$defs": links | {"a25": end}}
+
+
+def both(made: Callable[[str], Any]) -> Callable[[str], Any]:
+    """An object with two values of it."""
+    return lambda ref: {"type": "object", "properties": {"x": made(ref), "y": made(ref)}}
+
+
+def patterns(count: int) -> list[Any]:
+    return [{"type": "string", "pattern": f"^(.*a.{{{n + 5}}}b)*$"} for n in range(count)]
+
+
+def keys(count: int) -> dict[str, Any]:
+    return {"type": "object", "patternProperties": {f"^w{n}x.*$": {} for n in range(count)}}
+
+
+HEAVY: dict[str, Any] = {
+    "many patterns": {"allOf": patterns(30)},
+    "many patterns in the middle of an answer": A
+    | {"properties": {"a": {"allOf": patterns(30)}}, "required": ["a"]},
+    "many patterns by refs": {
+        "$defs": {f"p{n}": one for n, one in enumerate(patterns(30))},
+        "allOf": [{"$ref": f"#/$defs/p{n}"} for n in range(30)],
+    },
+    "a large multiple": {"type": "integer", "multipleOf": 99_999_989},
+    "a small one": {"type": "number", "multipleOf": 0.0099999989},
+    "many patterns of a key and of all keys": {
+        "allOf": [
+            {"type": "object", "properties": {"a": {"allOf": patterns(2)}}},
+            {"type": "object", "additionalProperties": {"allOf": patterns(2)}},
+        ]
+    },
+    "many patterns in lists": {"allOf": [{"type": "array", "items": one} for one in patterns(9)]},
+    "multiples": {"allOf": [{"type": "integer", "multipleOf": n} for n in (7919, 7907, 7901)]},
+    "two of each": chained(lambda ref: {"allOf": [{"$ref": ref}, {"$ref": ref}]}),
+    "two of each, and more": chained(both(lambda ref: {"$ref": ref, "minimum": 1})),
+    "two of each, or nothing": chained(
+        both(lambda ref: {"anyOf": [{"$ref": ref}, NULL], "minLength": 1})
+    ),
+    "patterns of keys": keys(900),
+    "patterns of keys in parts": {"allOf": [keys(90), keys(80)]},
+    "combined by a name": {
+        "allOf": [{"$ref": "#x"}, {"maxLength": 9}],
+        "$defs": {"a": {"$anchor": "x"}},
+    },
+    "a chain of refs": {
+        "$ref": "#/$defs/a0",
+        "maxLength": 9,
+        "$defs": {f"a{n}": {"$ref": f"#/$defs/a{n + 1}", "minLength": 1} for n in range(3000)},
+    },
+}
+
+
+@pytest.mark.parametrize("which", HEAVY)
+def test_what_would_take_minutes_is_refused_before_it_is_compiled(which: str) -> None:
+    with pytest.raises(UsageError, match=r"^The schema [^\n]*$"):
+        grammar_of(TOKENIZER, ResponseFormat(schema=HEAVY[which]))
+
+
+def test_so_are_the_parameters_of_tools() -> None:
+    heavy = {"type": "object", "properties": {"a": {"allOf": patterns(30)}}}
+    with pytest.raises(UsageError, match="'a'"):
+        grammar_of(ToolTokenizer(), ResponseFormat(tools=(Tool("a", "", heavy),)))
+    # One by one they would do.
+    some = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 9001}}}
+    many = tuple(Tool(f"t{number}", "", some) for number in range(20))
+    with pytest.raises(UsageError, match="multipleOf"):
+        grammar_of(ToolTokenizer(), ResponseFormat(tools=many))
+    grammar_of(ToolTokenizer(), ResponseFormat(tools=many[:2]))
+
+
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node", "default": None}}}
+USUAL: dict[str, Any] = {
+    # As pydantic has written what may be left out, before and now.
+    "one part": chained(both(lambda ref: {"allOf": [{"$ref": ref}], "default": None})),
+    "a note": chained(both(lambda ref: {"$ref": ref, "description": "one of them"})),
+    "or nothing": chained(both(lambda ref: {"anyOf": [{"$ref": ref}, NULL], "default": None})),
+    "itself": {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
+    "a list of itself, combined": {
+        "allOf": [
+            {"$ref": "#/$defs/named"},
+            {"type": "object", "properties": {"inner": {"type": "array", "items": NODE}}},
+        ],
+        "$defs": {"named": {"type": "object", "properties": {"id": TEXT}}, "node": NODE},
+    },
+    "parts with patterns of their own": {
+        "allOf": [
+            {"type": "object", "properties": {f"a{n}": {"type": "string", "format": "date-time"}}}
+            for n in range(20)
+        ]
+    },
+    "a pattern and a length": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 20},
+    "many formats": {"type": "object", "properties": {f"a{n}": TEXT for n in range(200)}},
+    "cents": {"type": "number", "multipleOf": 0.01, "minimum": 0},
+    "thousands": {"type": "integer", "multipleOf": 1_000_000_000},
+    "the largest multiple": {"type": "integer", "multipleOf": MAX_MULTIPLE // 64, "minimum": 0},
+    "patterns of keys": keys(MAX_KEY_PATTERNS // 2),
+}
+
+
+@pytest.mark.parametrize("which", USUAL)
+def test_what_people_write_is_compiled(which: str) -> None:
+    grammar = grammar_of(TOKENIZER, ResponseFormat(schema=USUAL[which]))
+    assert grammar.constraint(0).allowed(()).mask.any()
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**30, 10**400, -(10**400)])
+@pytest.mark.parametrize("name", ["multipleOf", "minimum", "const", "maxLength"])
+def test_numbers_that_json_does_not_have_are_refused_or_held_to(name: str, number: float) -> None:
+    with suppress(UsageError):
+        grammar_of(TOKENIZER, ResponseFormat(schema={"type": ["integer", "string"], name: number}))

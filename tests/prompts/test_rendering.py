@@ -17,13 +17,16 @@ from edgewise.errors import ModelError, UsageError
 from edgewise.prompts import MAX_PROMPT, Message, prompt_ids
 from edgewise.prompts.rendering import MAX_TEMPLATE, Renderer, render
 from edgewise.testing.scripted_edge import ByteTokenizer
+from tests.gateway.processes import until
 from tests.programs import python
 
 SECONDS = 1.5
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-HAS_PROC = Path("/proc/self/status").exists()
-needs_proc = pytest.mark.skipif(not HAS_PROC, reason="looks processes up in /proc")
+HI_SAID = "<user>Hi\n"
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="looks processes up in /proc"
+)
 
 
 Make = Callable[..., Renderer]
@@ -53,41 +56,29 @@ def said(*contents: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": content} for content in contents]}
 
 
-def children(of: int) -> dict[int, str]:
-    """Processes that a process started and that were not waited for, with their state."""
-    found: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue  # gone meanwhile
-            if int(parent) == of:
-                found[int(entry.name)] = state
-    return found
+def state_of(pid: int | str) -> tuple[str, int]:
+    """A process' state and who started it; "Z" for one that is gone."""
+    try:
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except OSError:
+        return "Z", 0
+    return state, int(parent)
 
 
 def workers(of: int | None = None) -> set[int]:
-    """Those of them that render."""
+    """Processes that a process started and that render."""
+    every = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return {
         child
-        for child, state in children(of or os.getpid()).items()
-        if state != "Z" and b"worker.py" in Path(f"/proc/{child}/cmdline").read_bytes()
+        for child in every
+        if state_of(child)[1] == (of or os.getpid())
+        if state_of(child)[0] != "Z"
+        if b"worker.py" in Path(f"/proc/{child}/cmdline").read_bytes()
     }
 
 
-def gone(pid: int, seconds: float = 20) -> bool:
-    """Whether it ends within so long."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":  # init's to reap
-            return True
-        time.sleep(0.02)
-    return False
+def ended(pid: int) -> bool:
+    return state_of(pid)[0] == "Z"  # whoever started it, or init, has yet to reap it
 
 
 @pytest.mark.parametrize(
@@ -114,21 +105,18 @@ def gone(pid: int, seconds: float = 20) -> bool:
     ],
 )  # fmt: skip
 def test_a_bomb_ends_in_one_sentence(renderer: Renderer, bomb: str, words: str) -> None:
-    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
+    assert renderer.render(PLAIN, said("Hi")) == HI_SAID
     with pytest.raises(ModelError, match=rf"^[^\n]*{words}[^\n]*$"):
         renderer.render(bomb, said("Hi"))
     assert renderer.render(PLAIN, said("And now?")) == "<user>And now?\n"
 
 
-def test_what_is_no_text_is_refused(renderer: Renderer) -> None:
+def test_what_is_no_text_is_refused(make: Make) -> None:
+    """The longest passes, with the widest characters, whose strings are the largest."""
+    renderer = make(seconds=30)
     with pytest.raises(UsageError, match="valid UTF-8"):
         renderer.render(PLAIN, said("caf\udce9"))
     assert renderer.render("a\0b" + PLAIN, said("c\0d")) == "a\0b<user>c\0d\n"
-
-
-def test_the_longest_text_passes(make: Make) -> None:
-    """With the widest characters, whose strings are the largest."""
-    renderer = make(seconds=30)
     long = "\U0001f600" * (MAX_PROMPT - len("<user>\n"))
     assert renderer.render(PLAIN, said(long)) == f"<user>{long}\n"
 
@@ -158,32 +146,30 @@ def test_a_process_is_kept_and_one_that_was_killed_is_replaced(make: Make) -> No
     renderer = make(seconds=10)
     renderer.start()
     # For a moment a new process has no command line to be known by.
-    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
+    assert renderer.render(PLAIN, said("Hi")) == HI_SAID
     (first,) = workers() - before
-    assert [renderer.render(PLAIN, said("Hi")) for _ in range(3)] == ["<user>Hi\n"] * 3
+    assert [renderer.render(PLAIN, said("Hi")) for _ in range(3)] == [HI_SAID] * 3
     assert workers() - before == {first}
     os.kill(first, signal.SIGKILL)
-    assert gone(first)
-    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
-    assert first not in children(os.getpid())  # no zombie
+    until(lambda: ended(first))
+    assert renderer.render(PLAIN, said("Hi")) == HI_SAID
+    assert not Path(f"/proc/{first}").exists()  # no zombie
     renderer.close()
     assert workers() == before
 
 
 @needs_proc
-def test_a_process_knows_no_secrets_and_no_ctrl_c(
-    monkeypatch: pytest.MonkeyPatch, make: Make
-) -> None:
-    monkeypatch.setenv("EDGEWISE_CLOUD_KEY", "secret")
-    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+def test_a_process_knows_no_secrets_nor_ctrl_c(monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
+    for name, value in (("EDGEWISE_CLOUD_KEY", "secret"), ("PYTHONPATH", "/nowhere")):
+        monkeypatch.setenv(name, value)
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     before = workers()
     renderer = make(seconds=10)
-    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
+    assert renderer.render(PLAIN, said("Hi")) == HI_SAID
     (worker,) = workers() - before
     assert Path(f"/proc/{worker}/environ").read_bytes() == b"TZ=Asia/Tokyo\0"
     os.kill(worker, signal.SIGINT)
-    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
+    assert renderer.render(PLAIN, said("Hi")) == HI_SAID
     assert workers() - before == {worker}
     assert os.getpgid(worker) != os.getpgid(0)  # a terminal's Ctrl-C does not even reach it
 
@@ -208,16 +194,10 @@ if "fork" in sys.argv:
 
 def started(*arguments: str) -> "subprocess.Popen[str]":
     """A process that has rendered once, and does what it is told then."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PARENT, *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", PARENT, *arguments], text=True, **pipes)
     assert process.stdout is not None
-    assert process.stdout.readline() == "<user>Hi\n"
-    assert process.stdout.readline() == "\n"
+    assert process.stdout.readline() + process.stdout.readline() == HI_SAID + "\n"
     return process
 
 
@@ -226,49 +206,50 @@ def started(*arguments: str) -> "subprocess.Popen[str]":
 def test_nothing_outlives_a_parent_that_is_killed(how: list[str]) -> None:
     process = started(*how)
     (worker,) = workers(process.pid)
+
+    def ticks() -> int:
+        return int(Path(f"/proc/{worker}/stat").read_text().split()[13])
+
     if "stick" in how:
-        ticks = int(Path(f"/proc/{worker}/stat").read_text().split()[13])
-        while int(Path(f"/proc/{worker}/stat").read_text().split()[13]) < ticks + 2:
-            time.sleep(0.02)  # until it works on what never ends
+        first = ticks()
+        until(lambda: ticks() >= first + 2, "work on what never ends")
     process.kill()
     process.communicate()
-    assert gone(worker)
+    until(lambda: ended(worker))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 def test_after_a_fork_both_render() -> None:
     done = python("-c", PARENT, "fork")
-    assert (done.stdout, done.stderr) == ("<user>Hi\n\n" + "<user>Hi\n" * 3, "")
+    assert (done.stdout, done.stderr) == (HI_SAID + "\n" + HI_SAID * 3, "")
 
 
 @pytest.mark.parametrize(
-    ("worker", "words"),
+    "worker",
     [
-        ("raise SystemExit", "the process for it did not start"),
-        ("frame(b''); sys.stdin.buffer.read(9)", "ended the process that renders it"),
-        ("frame(b''); frame(b'{')", "ended the process that renders it"),
-        ("frame(b''); frame(b'{\"text\": 3}')", "ended the process that renders it"),
-        ("frame(b''); frame(b'{\"text\": \"\\xff\"}')", "ended the process that renders it"),
-        ("frame(b''); out.write(b'\\xff' * 9999)", "ended the process that renders it"),
-        ("frame(b''); out.write(b'\\0\\0\\0\\x09abc')", "ended the process that renders it"),
+        "raise SystemExit",
+        "frame(b''); sys.stdin.buffer.read(9)",
+        "frame(b''); frame(b'{')",
+        "frame(b''); frame(b'{\"text\": 3}')",
+        "frame(b''); frame(b'{\"text\": \"\\xff\"}')",
+        "frame(b''); out.write(b'\\xff' * 9999)",
+        "frame(b''); out.write(b'\\0\\0\\0\\x09abc')",
     ],
 )
 def test_a_process_that_was_taken_over_lies_in_vain(
-    monkeypatch: pytest.MonkeyPatch, make: Make, tmp_path: Path, worker: str, words: str
+    monkeypatch: pytest.MonkeyPatch, make: Make, tmp_path: Path, worker: str
 ) -> None:
-    lines = [
-        "import sys",
-        "out = sys.stdout.buffer",
-        "def frame(data): out.write(len(data).to_bytes(4, 'big') + data); out.flush()",
-        worker,
-    ]
-    (tmp_path / "worker.py").write_text("\n".join(lines))
+    frame = "def frame(data): out.write(len(data).to_bytes(4, 'big') + data); out.flush()"
+    file = tmp_path / "worker.py"
+    file.write_text(f"import sys\nout = sys.stdout.buffer\n{frame}\n{worker}")
     renderer = make(seconds=10)
+    begins = worker.startswith("frame")
+    words = "ended the process" if begins else "the process for it did not start"
     with monkeypatch.context() as changed:
-        changed.setattr("edgewise.sandbox.worker.__file__", str(tmp_path / "worker.py"))
+        changed.setattr("edgewise.sandbox.worker.__file__", str(file))
         with pytest.raises(ModelError, match=words):
             renderer.render(PLAIN, said("Hi"))
-    assert renderer.render(PLAIN, said("Hi")) == "<user>Hi\n"
+    assert renderer.render(PLAIN, said("Hi")) == HI_SAID
 
 
 TURNS = [Message("system", "Be brief."), Message("user", "Hi"), Message("assistant", "Yes?")]
@@ -291,14 +272,6 @@ def templated(template: str | None) -> ByteTokenizer:
     return tokenizer
 
 
-def test_a_template_sees_messages_and_the_generation_prompt() -> None:
-    expected = "<system>Be brief.\n<user>Hi\n<assistant>Yes?\n<assistant>"
-    assert render(templated(CHAT), TURNS) == expected
-    begun = expected.removesuffix("\n<assistant>")
-    # A last message of the assistant is the beginning of its answer.
-    assert bytes(prompt_ids(templated(CHAT), TURNS)) == begun.encode()
-
-
 def test_a_template_sees_special_tokens_and_the_helpers_of_published_templates() -> None:
     template = (
         "{{ bos_token }}{{ strftime_now('%Y') }}{{ messages[0].content | tojson }}"
@@ -312,22 +285,20 @@ def test_a_template_sees_special_tokens_and_the_helpers_of_published_templates()
 
 
 PARTS = "{% for p in m.content if p.type == 'text' %}{{ p.text }}{% endfor %}{{ '' }}"
-READS_PARTS = CHAT.replace("{{ m['content'] }}", PARTS)
 
 
-@pytest.mark.parametrize(
-    "template", [READS_PARTS, READS_PARTS.replace(PARTS, "{{ m.content[0]['text'] | trim }}")]
-)
-def test_a_template_that_reads_parts_is_given_parts(template: str) -> None:
+def test_a_template_that_reads_parts_is_given_parts() -> None:
     turns = [*TURNS, Message("user", "And?"), Message("tool", "Sun.", tool_call_id="a")]
-    assert render(templated(template), turns) == render(templated(CHAT), turns)
+    for parts in (PARTS, "{{ m.content[0]['text'] | trim }}"):
+        template = CHAT.replace("{{ m['content'] }}", parts)
+        assert render(templated(template), turns) == render(templated(CHAT), turns)
 
 
-@pytest.mark.parametrize("template", ["chatml", "{{ bos_token }}", "{{ messages | length }}"])
-def test_a_template_that_leaves_out_what_is_said_is_refused(template: str) -> None:
-    with pytest.raises(ModelError, match="user") as refused:
-        prompt_ids(templated(template), TURNS)
-    assert repr(template) in str(refused.value)
+def test_a_template_that_leaves_out_what_is_said_is_refused() -> None:
+    for template in ("chatml", "{{ bos_token }}", "{{ messages | length }}"):
+        with pytest.raises(ModelError, match="user") as refused:
+            prompt_ids(templated(template), TURNS)
+        assert repr(template) in str(refused.value)
     answers = templated("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}")
     assert bytes(prompt_ids(answers, [Message("user", "Hi")])) == b"Hi"
     with pytest.raises(ModelError, match="assistant"):
@@ -358,7 +329,7 @@ BRIEF, HI, YES = Message("system", "Brief."), Message("user", "Hi"), Message("as
         (CHAT, [HI, HI, BRIEF], "<user>Hi\n<user>Hi\n<system>Brief.\n"),
     ],
 )
-def test_turns_that_a_template_refuses_are_said_otherwise(
+def test_refused_turns_are_said_otherwise(
     template: str, turns: list[Message], expected: str
 ) -> None:
     assert render(templated(template), turns) == expected + "<assistant>"
@@ -395,7 +366,6 @@ def test_what_a_template_must_not_do_is_refused(template: str) -> None:
 
 
 def test_an_oversized_template_is_not_compiled() -> None:
-    longest = CHAT.ljust(MAX_TEMPLATE, "x")
-    assert render(templated(longest), TURNS).endswith("xxx")
+    assert render(templated(CHAT.ljust(MAX_TEMPLATE, "x")), TURNS).endswith("xxx")
     with pytest.raises(ModelError, match=f"has {MAX_TEMPLATE + 1} characters"):
         render(templated("x" * (MAX_TEMPLATE + 1)), TURNS)

@@ -54,14 +54,14 @@ class Named(models.Vocabulary):
 def tokenizers(model_folder: Path, bpe_path: Path, spm_path: Path) -> Iterator[Tokenizers]:
     """By what is special about them."""
     plain = models.byte_level()
-    more = ["<unk>", "<s>", "</s>"]
-    stripping = Named(
-        **vars(plain)
-        | {"tokens": [*plain.tokens, *more], "kinds": [*plain.kinds, *[plain.kinds[-1]] * 3]}
-    )
+    more = {
+        "tokens": [*plain.tokens, "<unk>", "<s>", "</s>"],
+        "kinds": [*plain.kinds, *[plain.kinds[-1]] * 3],
+    }
     thinking = replace(
         plain, tokens=[*plain.tokens, "<think>"], kinds=[*plain.kinds, gguf.TokenType.USER_DEFINED]
     )
+    stripping = Named(**vars(plain) | more)
     paths = {
         "bundled": bundled("edge"),
         "bpe": bpe_path,
@@ -143,22 +143,18 @@ def test_what_is_said_makes_no_control_token(
 
 @given(contents=CONTENTS.map(lambda found: [content or "x" for content in found]))
 @example(contents=["start|><|im_"])
-def test_a_template_that_stops_in_the_middle_of_one(
-    tokenizers: Tokenizers, contents: list[str]
-) -> None:
-    tokenizer = tokenizers["bpe"]
+def test_a_template_that_stops_inside_one(tokenizers: Tokenizers, contents: list[str]) -> None:
+    tokenizer, said = tokenizers["bpe"], conversation(*contents)
     with templated(tokenizer, CONTINUED):
-        ids = prompt_ids(tokenizer, conversation(*contents))
-        assert text_of(tokenizer, ids) == render(tokenizer, conversation(*contents))
+        ids = prompt_ids(tokenizer, said)
+        assert text_of(tokenizer, ids) == render(tokenizer, said)
     assert len(control(tokenizer, ids)) == 1
 
 
 @pytest.mark.parametrize("template", [TOLD, TOLD.replace("[INST]", "")])
 @given(contents=CONTENTS)
 @example(contents=["<s>", "a</s>", "<unk>"])
-def test_sentencepiece_keeps_one_bos(
-    tokenizers: Tokenizers, template: str, contents: list[str]
-) -> None:
+def test_one_bos_is_kept(tokenizers: Tokenizers, template: str, contents: list[str]) -> None:
     tokenizer = tokenizers["spm"]
     with templated(tokenizer, template):
         ids = prompt_ids(tokenizer, conversation(*contents))
@@ -170,35 +166,12 @@ def test_sentencepiece_keeps_one_bos(
 
 @pytest.mark.parametrize("name", NAMES)
 @given(contents=CONTENTS)
-def test_harmless_text_has_the_ids_it_always_had(
-    tokenizers: Tokenizers, name: str, contents: list[str]
-) -> None:
+def test_harmless_text_has_its_ids(tokenizers: Tokenizers, name: str, contents: list[str]) -> None:
     tokenizer = tokenizers[name]
     texts = tokenizer.special.values()
     said = conversation(*("?" if any(t in one for t in texts) else one for one in contents))
     with templated(tokenizer, CHATML if name != "spm" else TOLD):
         assert prompt_ids(tokenizer, said) == tokenizer.encode_prompt(render(tokenizer, said))
-
-
-def test_an_answer_may_have_been_begun_a_thousand_times(tokenizers: Tokenizers) -> None:
-    tokenizer = tokenizers["bundled"]
-    asked = [Message("user", "Hi")]
-    many = prompt_ids(tokenizer, [*asked, *[Message("assistant", " so")] * 1024])
-    assert many == prompt_ids(tokenizer, asked) + 1024 * tokenizer.encode(" so")
-
-
-def test_a_user_s_text_alone_is_a_message_too(tokenizers: Tokenizers) -> None:
-    tokenizer = tokenizers["bundled"]
-    asked = prompt_from(tokenizer, "Hi<|end|>", context=4096, system="Be <|user|>")
-    assert [tokenizer.special[i] for i in control(tokenizer, asked.ids)] == [
-        *("<|system|>", "<|end|>", "<|user|>", "<|end|>", "<|assistant|>")
-    ]
-
-
-def test_without_a_template_nothing_is_a_control_token(tokenizers: Tokenizers) -> None:
-    tokenizer = tokenizers["spm"]
-    assert tokenizer.chat_template is None
-    assert control(tokenizer, prompt_ids(tokenizer, conversation("<s></s>", "a"))) == [1]
 
 
 def test_words_that_a_model_writes_are_read_as_it_wrote_them(tokenizers: Tokenizers) -> None:
@@ -208,6 +181,21 @@ def test_words_that_a_model_writes_are_read_as_it_wrote_them(tokenizers: Tokeniz
     assert think not in tokenizer.special
     for content in ("<think>a", "<think><|im_end|>"):
         assert think in prompt_ids(tokenizer, conversation("Hi", content))
+    # And an answer may have been begun a thousand times.
+    tokenizer, asked = tokenizers["bundled"], [Message("user", "Hi")]
+    many = prompt_ids(tokenizer, [*asked, *[Message("assistant", " so")] * 1024])
+    assert many == prompt_ids(tokenizer, asked) + 1024 * tokenizer.encode(" so")
+
+
+def test_a_user_s_text_alone_is_a_message_too(tokenizers: Tokenizers) -> None:
+    tokenizer = tokenizers["bundled"]
+    asked = prompt_from(tokenizer, "Hi<|end|>", context=4096, system="Be <|user|>")
+    made = " ".join(tokenizer.special[i] for i in control(tokenizer, asked.ids))
+    assert made == "<|system|> <|end|> <|user|> <|end|> <|assistant|>"
+    # Without a template nothing is a control token.
+    tokenizer = tokenizers["spm"]
+    assert tokenizer.chat_template is None
+    assert control(tokenizer, prompt_ids(tokenizer, conversation("<s></s>", "a"))) == [1]
 
 
 def test_a_message_of_noncharacters_alone(tokenizers: Tokenizers) -> None:
@@ -227,20 +215,15 @@ TOOLS_TEMPLATE = (
     "{% for c in m.tool_calls or [] %}<tool_call>\n{{ c | tojson }}\n</tool_call>{% endfor %}"
     "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-TEXTS = st.lists(
-    st.sampled_from(
-        ["<|im_start|>", "<|im_end|>", "<|", "im_end", "|>", "system\n", "a", "é", '"', "\ufdd0"]
-    ),
-    max_size=5,
-).map("".join)
+SAID = ["<|im_start|>", "<|im_end|>", "<|", "im_end", "|>", "system\n", "a", "é", '"', "\ufdd0"]
+TEXTS = st.lists(st.sampled_from(SAID), max_size=5).map("".join)
 
 
 @pytest.fixture(scope="module")
 def tool_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
-    path: Path = write_with_tools(tmp_path_factory.mktemp("tools") / "tools.gguf", TOOLS_TEMPLATE)
-    model = LlamaModel(path, context=64, threads=1, gpu_layers=0)
-    yield model.tokenizer
-    model.close()
+    path = write_with_tools(tmp_path_factory.mktemp("tools") / "tools.gguf", TOOLS_TEMPLATE)
+    with LlamaModel(path, context=64, threads=1, gpu_layers=0) as model:
+        yield model.tokenizer
 
 
 def with_tools(text: str) -> tuple[list[Message], list[Tool]]:
@@ -258,14 +241,9 @@ def with_tools(text: str) -> tuple[list[Message], list[Tool]]:
 @given(text=TEXTS)
 @example(text="<|im_end|>\n<|im_start|>system\n")
 def test_nothing_of_a_tool_makes_a_control_token(tool_tokenizer: Tokenizer, text: str) -> None:
-    def control(said: str) -> list[int]:
-        ids = prompt_ids(tool_tokenizer, *with_tools(said))
-        return [token for token in ids if token in tool_tokenizer.special]
-
-    assert control(text) == control("x")
-    ids = prompt_ids(tool_tokenizer, *with_tools(text))
-    shown = b"".join(map(tool_tokenizer.piece, ids)).decode()
-    assert shown.count(text) >= 3
+    ids, harmless = (prompt_ids(tool_tokenizer, *with_tools(said)) for said in (text, "x"))
+    assert control(tool_tokenizer, ids) == control(tool_tokenizer, harmless)
+    assert b"".join(map(tool_tokenizer.piece, ids)).decode().count(text) >= 3
 
 
 LONG = "".join(f"why {number} " for number in range(100))
@@ -278,18 +256,18 @@ def begins(text: str, *users: str) -> int:
 
 
 @pytest.mark.parametrize("said", ["Hello there", LONG, "  spaced out\n", "naïve 🙂"])
-def test_it_is_found(said: str) -> None:
+def test_where_the_last_turn_begins(said: str) -> None:
     before = "<system>brief<user>Hello there, is a naïve 🙂 spaced out<assistant>no<user>"
     at = begins(f"{before}{said.strip()}<assistant>", "Hello there", said)
     assert abs(at - len(before.encode())) <= 1
 
 
-@pytest.mark.parametrize("said", ["", " ", "is", "changed by the template", LONG])
-def test_what_is_not_there_is_not_found(said: str) -> None:
-    assert begins("<user>Something else<assistant>", said) == 0
-
-
-def test_prompts_of_no_conversation_have_none() -> None:
-    assert last_turn(ByteTokenizer(), Prompt((1, 2, 3))) == 0
-    assert last_turn(ByteTokenizer(), Prompt((), (Message("user", "a"),))) == 0
-    assert last_turn(ByteTokenizer(), Prompt((1,), (Message("system", "a"),))) == 0
+def test_what_is_not_there_is_not_found() -> None:
+    for said in ("", " ", "is", "changed by the template", LONG):
+        assert begins("<user>Something else<assistant>", said) == 0
+    for prompt in (
+        Prompt((1, 2, 3)),
+        Prompt((), (Message("user", "a"),)),
+        Prompt((1,), (Message("system", "a"),)),
+    ):
+        assert last_turn(ByteTokenizer(), prompt) == 0

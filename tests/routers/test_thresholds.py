@@ -1,6 +1,7 @@
 """The default router, and where thresholds start that nobody calibrated."""
 
 import json
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from shutil import copytree
@@ -36,107 +37,87 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_a_threshold_of_a_tiny_share_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EdgeModel]:
+    """With a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with closing(opening.open_edge(Settings(edge=EDGE))) as made:
+        yield made
+
+
+def test_what_is_tuned_is_of_one_model(edge: EdgeModel) -> None:
+    large = Settings(edge=EDGE, cloud="https://api.example", cloud_model="a", router="entropy")
+    identity = opening.router_identity(large)
+    thresholds.keep_tuned(edge, identity, opening.nearest_cloud(large), {"0.05": 0.123})
+    router = router_named("entropy")
+    assert opening.starts_of(large, router, None, edge) == {"0.05": 0.123}
+    small = replace(large, cloud_model="b")
+    assert opening.starts_of(small, router, None, edge).get("0.05") != 0.123
+    # A threshold of a tiny share is kept, too.
     tuned = {f"{share:g}": 0.5 for share in (0.00005, 0.000015, 0.5, 1)}
-    with closing(opening.open_edge(Settings(edge=EDGE))) as edge:
-        thresholds.keep_tuned(edge, "router", "cloud", tuned)
-        assert thresholds.tuned_thresholds(edge, "router", "cloud") == tuned
+    thresholds.keep_tuned(edge, "router", "cloud", tuned)
+    assert thresholds.tuned_thresholds(edge, "router", "cloud") == tuned
 
 
-@pytest.mark.parametrize("share", ["1..5e-2", "5e", "x"])
-def test_a_share_that_is_none_is_refused(tmp_path: Path, share: str) -> None:
-    copytree(bundled("router"), tmp_path / "r")
-    card = json.loads((tmp_path / "r" / CONFIG).read_text())
-    (tmp_path / "r" / CONFIG).write_text(json.dumps({**card, "thresholds": {share: 0.5}}))
-    with pytest.raises(UsageError):
-        Pair(router=tmp_path / "r", cloud="none")
+def test_a_share_that_is_none_is_refused(tmp_path: Path) -> None:
+    folder = Path(copytree(bundled("router"), tmp_path / "r"))
+    card = json.loads((folder / CONFIG).read_text())
+    for share in ("1..5e-2", "5e", "x"):
+        (folder / CONFIG).write_text(json.dumps({**card, "thresholds": {share: 0.5}}))
+        with pytest.raises(UsageError):
+            Pair(router=folder, cloud="none")
 
 
-@pytest.mark.parametrize("named", [None, "auto"])
-def test_auto_is_the_bundled_router_beside_the_bundled_edge(named: str | None) -> None:
-    with Pair("bundled", router=named, cloud="none") as pair:
-        assert pair.card == read_card(bundled("router"))
+def test_auto_is_the_bundled_router_beside_the_bundled_edge() -> None:
+    for named in (None, "auto"):
+        with Pair("bundled", router=named, cloud="none") as pair:
+            assert pair.card == read_card(bundled("router"))
 
 
-def test_auto_is_the_router_known_for_the_edge_model(known: Path) -> None:
+def test_auto_is_the_router_known_for_the_edge_model(known: Path, edge: EdgeModel) -> None:
+    card, settings = read_card(known), Settings(edge=EDGE)
     with Pair(EDGE, cloud="none") as pair:
-        assert pair.card == read_card(known)
-
-
-def test_auto_needs_no_training_beside_an_unknown_edge(known: Path) -> None:
-    card = read_card(known)
+        assert pair.card == card
+    # It needs no training beside an unknown edge.
     save_card(known, replace(card, edge_fingerprint="another", behaviour=()))
-    settings = Settings(edge=EDGE)
-    with closing(opening.open_edge(settings)) as edge:
-        assert opening.chosen_router(settings, edge) == opening.FALLBACK_ROUTER
-        assert opening.chosen_router(replace(settings, router="random"), edge) == "random"
+    assert opening.chosen_router(settings, edge) == opening.FALLBACK_ROUTER
+    assert opening.chosen_router(replace(settings, router="random"), edge) == "random"
 
 
 @pytest.mark.parametrize("name", ["entropy", "max-prob", "margin"])
 def test_thresholds_start_at_scores_of_the_edges_own_writing(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str, edge: EdgeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(edge=EDGE, cloud="bundled", router=name)
-    with closing(opening.open_edge(settings)) as edge:
-        router = router_named(name)
-        found = opening.starts_of(settings, router, None, edge)
-        scores = np.array(thresholds.own_scores(edge, router))
-        for share, threshold in found.items():
-            assert (scores >= threshold).mean() == pytest.approx(float(share), abs=0.02)
-        assert opening.make_policy(settings, found).threshold == found["0.05"]
-        # Kept for the next start.
-        monkeypatch.setattr(thresholds, "own_scores", computed)
-        assert opening.starts_of(settings, router, None, edge) == found
+    settings, router = Settings(edge=EDGE, cloud="bundled", router=name), router_named(name)
+    found = opening.starts_of(settings, router, None, edge)
+    scores = np.array(thresholds.own_scores(edge, router))
+    for share, threshold in found.items():
+        assert (scores >= threshold).mean() == pytest.approx(float(share), abs=0.02)
+    assert opening.make_policy(settings, found).threshold == found["0.05"]
+    # Kept for the next start.
+    monkeypatch.setattr(thresholds, "own_scores", computed)
+    assert opening.starts_of(settings, router, None, edge) == found
 
 
-def test_what_is_tuned_is_of_one_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    large = Settings(edge=EDGE, cloud="https://api.example", cloud_model="a", router="entropy")
-    with closing(opening.open_edge(large)) as edge:
-        identity = opening.router_identity(large)
-        thresholds.keep_tuned(edge, identity, opening.nearest_cloud(large), {"0.05": 0.123})
-        router = router_named("entropy")
-        assert opening.starts_of(large, router, None, edge) == {"0.05": 0.123}
-        small = replace(large, cloud_model="b")
-        assert opening.starts_of(small, router, None, edge).get("0.05") != 0.123
-
-
-@pytest.mark.parametrize("held", [b"{}}", b'{"0.05": 7}', b'{"x": 0.5}', b"{}"])
-def test_a_start_that_was_kept_badly_is_computed_again(
-    held: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with closing(opening.open_edge(Settings(edge=EDGE))) as edge:
-        found = thresholds.own_thresholds(edge, router_named("entropy"), "id")
-        (record,) = (tmp_path / "edgewise" / "starts").iterdir()
+def test_a_start_that_was_kept_badly_is_computed_again(tmp_path: Path, edge: EdgeModel) -> None:
+    found = thresholds.own_thresholds(edge, router_named("entropy"), "id")
+    (record,) = (tmp_path / "edgewise" / "starts").iterdir()
+    for held in (b"{}}", b'{"0.05": 7}', b'{"x": 0.5}', b"{}"):
         record.write_bytes(held)
         assert thresholds.own_thresholds(edge, router_named("entropy"), "id") == found
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
+def test_nothing_is_computed_needlessly(edge: EdgeModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(opening.open_edge(Settings(edge=EDGE, ctx=48))) as small:  # for any prompt
+        assert thresholds.own_scores(small, router_named("entropy")) == []
+    monkeypatch.setattr(thresholds, "own_scores", computed)
+    for settings in (
         Settings(edge=EDGE, cloud="bundled", router="entropy", threshold=0.3),
         Settings(edge=EDGE, cloud="bundled", router="entropy", cloud_share=0.0),
         Settings(edge=EDGE, cloud="none", router="entropy"),
         Settings(edge=EDGE, cloud="bundled", router="random"),
-    ],
-)
-def test_nothing_is_computed_where_nothing_is_steered_by_it(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(thresholds, "own_scores", computed)
-    with closing(opening.open_edge(settings)) as edge:
-        router = router_named(str(settings.router))
-        assert opening.starts_of(settings, router, None, edge) == {}
-
-
-def test_a_context_that_holds_no_prompt_has_no_start() -> None:
-    with closing(opening.open_edge(Settings(edge=EDGE, ctx=48))) as edge:
-        assert thresholds.own_scores(edge, router_named("entropy")) == []
+    ):
+        assert opening.starts_of(settings, router_named(str(settings.router)), None, edge) == {}
 
 
 def test_a_short_answer_spends_about_the_share() -> None:
