@@ -68,18 +68,14 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is kept of models and of what was sent is not the developer's; commands inherit it."""
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept of models and of what was sent is not the developer's; commands inherit it.
+
+    A deadline that follows a quick engine's latency would end a consult where a machine is busy.
+    """
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def patience() -> Iterator[None]:
-    """A deadline that follows a quick engine's latency ends a consult where a machine is busy."""
-    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(policy, "SHORTEST_DEADLINE", policy.LONGEST_DEADLINE)
         yield
 

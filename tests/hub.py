@@ -21,6 +21,7 @@ _API = re.compile(
 _RESOLVE = re.compile(
     r"/(?P<repo>(?:datasets/)?[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)"
 )
+_NONE: Mapping[str, str] = {}
 _RANGE = re.compile(r"bytes=(\d+)-")
 
 
@@ -90,7 +91,7 @@ class Hub:
 @contextmanager
 def serving(hub: Hub) -> Iterator[Hub]:
     """Serve `hub` until the block ends; `hub.endpoint` is for HF_ENDPOINT."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Served", (_Handler,), {"hub": hub}))
     server.daemon_threads = True
     hub.endpoint = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -103,14 +104,6 @@ def serving(hub: Hub) -> Iterator[Hub]:
         server.server_close()
 
 
-def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    class Handler(_Handler):
-        pass
-
-    Handler.hub = hub
-    return Handler
-
-
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
@@ -118,18 +111,17 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
     def do_GET(self) -> None:
-        self._answer(with_body=True)
+        self._answer()
+
+    do_HEAD = do_GET
 
     def _json(self, described: object, status: int = 200) -> None:
         body = json.dumps(described).encode()
         self._head(status, {"Content-Type": "application/json", "Content-Length": str(len(body))})
         self.wfile.write(body)
 
-    def _answer(self, *, with_body: bool) -> None:
+    def _answer(self) -> None:
         path = urlsplit(self.path).path
         found = _RANGE.match(self.headers.get("Range", ""))
         start = int(found[1]) if found else None
@@ -148,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
         if match.re is _RESOLVE:
             if repository.gated and token != self.hub.token:
                 return self._fail(403, "GatedRepo")
-            return self._file(repository, unquote(match["file"]), start, with_body=with_body)
+            return self._file(repository, unquote(match["file"]), start)
         return self._describe(match["repo"], repository, tree="/tree/" in path)
 
     def _describe(self, name: str, repository: Repository, *, tree: bool) -> None:
@@ -180,9 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(packer.compress(block) if self.hub.zipped else block)
                 self.hub.sent += 1 << 20
 
-    def _file(
-        self, repository: Repository, name: str, start: int | None, *, with_body: bool
-    ) -> None:
+    def _file(self, repository: Repository, name: str, start: int | None) -> None:
         commit = {"X-Repo-Commit": repository.commit}
         data = repository.files.get(name)
         lies = {} if repository.honest > 0 else repository.lies
@@ -204,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._head(302 if moved else 200 if start is None else 206, headers)
         if moved or "Content-Length" in lies:
             self.close_connection = True
-        if moved or not with_body:
+        if moved or self.command == "HEAD":
             return None
         if self.hub.cuts:
             self.hub.cuts -= 1
@@ -213,11 +203,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(sent)
         return None
 
-    def _fail(
-        self, status: int, code: str | None, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def _fail(self, status: int, code: str | None, headers: Mapping[str, str] = _NONE) -> None:
         named = {"X-Error-Code": code} if code else {}
-        self._head(status, {**(headers or {}), **named, "Content-Length": "0"})
+        self._head(status, {**headers, **named, "Content-Length": "0"})
 
     def _head(self, status: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)

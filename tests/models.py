@@ -20,13 +20,7 @@ TEMPLATE = (
 MERGES = ("t h", "th e", "i n", "e r", "Ġ the", "Ġ a", "o n", "Ã ©")
 OTHER_MERGES = ("s t", "r e", "Ġ re", "a n", "an d", "Ġ and", "o u", "Ã ¨")
 PIECES = (
-    "▁the",
-    "the",
-    "▁a",
-    "in",
-    "er",
-    "th",
-    "▁",
+    *("▁the", "the", "▁a", "in", "er", "th", "▁"),
     *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJ0123456789.,?",
 )
 """Of the sentencepiece vocabulary, likeliest first; other letters fall back to bytes."""

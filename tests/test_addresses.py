@@ -7,17 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from edgewise.addresses import (
-    checkpoint,
-    local_folder,
-    resolve,
-    with_scheme,
-    without_endpoint,
-)
+from edgewise.addresses import checkpoint, local_folder, resolve, with_scheme, without_endpoint
 from edgewise.edge.named import engine_at
 from edgewise.errors import AddressError
 from tests.hub import Hub, Repository, in_a_process, serving
-from tests.server_process import free_port
 
 FULL = b"GGUF" + bytes(range(251)) * 100_000
 """More than two of the chunks of 10 MB in which the client writes."""
@@ -61,9 +54,11 @@ def names(paths: list[str]) -> list[str]:
     return [Path(path).name for path in paths]
 
 
-def nowhere() -> str:
-    """An address where nothing listens."""
-    return f"http://127.0.0.1:{free_port()}"
+@pytest.fixture
+def working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 FORMS = {
@@ -87,6 +82,7 @@ FORMS = {
     "{page}/own/zoo/tree/v1": "zoo-Q4_K_M.gguf",
     "{page}/own/zoo/blob/v1/mmproj-zoo-Q4_K_S.gguf": "mmproj-zoo-Q4_K_S.gguf",
     "{page}/own/zoo/resolve/v1/zoo-Q8_0.gguf?download=true": "zoo-Q8_0.gguf",
+    "own/split:Q4_K_M": "big-Q4_K_M-00001-of-00002.gguf",
 }
 
 
@@ -96,29 +92,29 @@ def test_each_form_names_its_file(hub: Hub, tmp_path: Path) -> None:
     assert names(paths) == [*FORMS.values()]
     assert Path(paths[0]).read_bytes() == b"GGUF four"
     assert Path(paths[0]).is_relative_to(tmp_path)
+    # Of a split file every part is there.
+    parts = sorted(Path(paths[-1]).parent.iterdir())
+    assert [part.read_bytes() for part in parts] == [b"GGUF 1", b"GGUF 2"]
 
 
-@pytest.mark.parametrize(
-    ("named", "url"),
-    [
-        ("localhost:8080", "http://localhost:8080"),
-        ("127.0.0.1:8080/v1", "http://127.0.0.1:8080/v1"),
-        ("0.0.0.0:8080", "http://127.0.0.1:8080"),
-        ("http://0.0.0.0:8080/v1", "http://127.0.0.1:8080/v1"),
-        ("[::]:8080", "http://[::1]:8080"),
-        ("10.0.0.0:8080", "10.0.0.0:8080"),
-        ("https://host/0.0.0.0:1", "https://host/0.0.0.0:1"),
-        ("Localhost:8080", "http://Localhost:8080"),
-        ("[::1]:8080", "http://[::1]:8080"),
-        ("api.example.com:8080", "api.example.com:8080"),
-        ("127.0.0.1.example.com:8080", "127.0.0.1.example.com:8080"),
-        ("localhost:model", "localhost:model"),
-        ("https://localhost:8080", "https://localhost:8080"),
-        ("owner/repo:8080", "owner/repo:8080"),
-    ],
+HERE = ("localhost:8080", "127.0.0.1:8080/v1", "Localhost:8080", "[::1]:8080")
+ELSEWHERE = (
+    *("10.0.0.0:8080", "api.example.com:8080", "127.0.0.1.example.com:8080", "localhost:model"),
+    *("https://localhost:8080", "https://host/0.0.0.0:1", "owner/repo:8080", "./localhost:8080"),
 )
-def test_a_cloud_on_this_device_needs_no_scheme(named: str, url: str) -> None:
-    assert with_scheme(named) == url
+ANY_HOST = {
+    "0.0.0.0:8080": "http://127.0.0.1:8080",
+    "http://0.0.0.0:8080/v1": "http://127.0.0.1:8080/v1",
+    "[::]:8080": "http://[::1]:8080",
+}
+
+
+def test_a_cloud_on_this_device_needs_no_scheme(working: Path) -> None:
+    """And no file takes its name."""
+    (working / "localhost:8080").touch()
+    urls = {name: f"http://{name}" for name in HERE} | ANY_HOST
+    urls |= {name: name for name in ELSEWHERE}
+    assert {name: with_scheme(name) for name in urls} == urls
 
 
 @pytest.mark.parametrize("host", ["http://host:1", "http://completions", "https://host/api"])
@@ -130,12 +126,13 @@ def test_an_endpoint_that_was_pasted_is_no_part_of_a_servers_address(host: str) 
     assert without_endpoint(f"{host}/models") == f"{host}/models"
 
 
-def test_a_folder_comes_before_a_hubs_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A path of three parts that is misspelled is not asked for."""
-    monkeypatch.chdir(tmp_path)
-    Path("models").mkdir()
+def test_folders_come_before_what_is_elsewhere(working: Path) -> None:
+    """A path of three parts that is misspelled is not asked for; a scheme is no folder."""
+    (working / "models").mkdir()
     with pytest.raises(AddressError, match=r"There is no file 'models/own/a\.gguf'"):
         resolve("models/own/a.gguf", "edge")
+    (working / "hf:" / "own" / "zoo").mkdir(parents=True)
+    assert local_folder("hf://own/zoo") is None
 
 
 def test_any_part_of_a_split_file_names_it(tmp_path: Path) -> None:
@@ -143,22 +140,6 @@ def test_any_part_of_a_split_file_names_it(tmp_path: Path) -> None:
     for part in parts:
         part.touch()
     assert resolve(str(parts[1]), "edge") == parts[0]
-
-
-def test_no_file_takes_the_name_of_an_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("localhost:8080").touch()
-    assert with_scheme("localhost:8080") == "http://localhost:8080"
-    assert with_scheme("./localhost:8080") == "./localhost:8080"
-
-
-def test_every_part_of_a_split_file_is_fetched(hub: Hub, tmp_path: Path) -> None:
-    (first,) = found(tmp_path, hub.endpoint, "own/split:Q4_K_M")
-    parts = sorted(Path(first).parent.iterdir())
-    assert Path(first) == parts[0]
-    assert [part.read_bytes() for part in parts] == [b"GGUF 1", b"GGUF 2"]
 
 
 REFUSED = {
@@ -174,12 +155,24 @@ REFUSED = {
     "own/gated": "HTTP 403",
     "own/--bad--": "own/--bad--",
 }
+OUTSIDE = (
+    *["own/../zoo", "hf://../x", "hf://own/../zoo", "hf://own/zoo/../../x.gguf", "own/zoo@../../x"],
+    *["hf://own/zoo/deep/../zoo-Q8_0.gguf", "hf://own/zoo//etc/passwd", "own\\zoo", "own/zoo@"],
+    *["hf://own/zoo/..\\x.gguf", "hf://own/zoo/C:\\x.gguf", "own/..", "ö/ü", "hf://", "hf://own"],
+    *["hf://own/zoo@../x", "hf://own/zoo@..", "own/zoo@v1/../v1", "own/zoo:.."],
+    *("hf://own/zoo/a\0b.gguf", "hf://own/zoo/a\nb.gguf", "own/zoo ", "own/z oo", "own/zoo\0"),
+    "hf://own/zoo/" + "d/" * 2000 + "x.gguf",
+    *(f"{start}{'x' * 5000}" for start in ("hf://own/zoo/", "own/zoo@", "own/zoo:", "own/")),
+)
+"""Names that lead to where no model is."""
 
 
-def test_what_the_hub_refuses_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
-    for said, words in zip(found(tmp_path, hub.endpoint, *REFUSED), REFUSED.values(), strict=True):
+def test_what_the_hub_refuses_or_leads_elsewhere_is_one_sentence(hub: Hub, tmp_path: Path) -> None:
+    told = found(tmp_path, hub.endpoint, *REFUSED, *OUTSIDE)
+    for said, words in zip(told, [*REFUSED.values(), *[""] * len(OUTSIDE)], strict=True):
         assert_one_sentence(said)
         assert words in said
+    assert not hub.asked("GET", "passwd")
 
 
 def assert_one_sentence(said: str) -> None:
@@ -196,42 +189,40 @@ def test_a_token_opens_a_private_repository(hub: Hub, tmp_path: Path) -> None:
     assert "'own/none'" in missing
 
 
-def test_an_unreachable_hub_is_said_at_once(tmp_path: Path) -> None:
-    endpoint = nowhere()
-    for said in found(tmp_path, endpoint, "own/zoo", "hf://own/zoo/zoo-Q8_0.gguf"):
-        assert said.startswith("! ")
-        assert endpoint in said
-
-
-def test_what_was_downloaded_needs_no_network(tmp_path: Path) -> None:
+def test_what_was_downloaded_needs_no_hub(tmp_path: Path) -> None:
+    """What is not there is a sentence, which names what stands in the way."""
     addresses = ["own/zoo", "own/zoo:Q4_K_M", "own/split", "hf://own/zoo@v1/zoo-Q8_0.gguf"]
-    with serving(Hub(REPOSITORIES)) as served:
-        online = found(tmp_path, served.endpoint, *addresses)
-    assert not any(path.startswith("!") for path in online)
-    *stopped, unknown = found(tmp_path, served.endpoint, *addresses, "own/zoo:Q5_K_M")
-    assert stopped == online
+    more = [*addresses, "own/late", "hf://own/zoo/zoo-q5_k_m.gguf"]
+    with serving(Hub(REPOSITORIES)) as hub:
+        online = found(tmp_path, hub.endpoint, *addresses)
+        assert not any(path.startswith("!") for path in online)
+        hub.requests.clear()
+        offline = found(tmp_path, hub.endpoint, *more, HF_HUB_OFFLINE="1")
+        assert not hub.requests
+        told = [("HF_HUB_OFFLINE", offline)]
+        for status in (503, 429):
+            hub.status = status
+            told.append((f"HTTP {status}", found(tmp_path, hub.endpoint, *more)))
+    told.append((hub.endpoint, found(tmp_path, hub.endpoint, *more)))
+    for words, (*kept, late, file) in told:
+        assert kept == online
+        for said in (late, file):
+            assert_one_sentence(said)
+            assert words in said
+    (unknown,) = found(tmp_path, hub.endpoint, "own/zoo:Q5_K_M")
     assert "zoo-Q4_K_M.gguf" in unknown
-    assert found(tmp_path, served.endpoint, *addresses, HF_HUB_OFFLINE="1") == online
 
 
-@pytest.mark.parametrize(
-    ("variable", "value"),
-    [("ALL_PROXY", "socks5://[::1]:1"), ("HTTPS_PROXY", "ftp://x"), ("HF_HUB_ETAG_TIMEOUT", "a")],
-)
-def test_a_variable_that_stops_the_hubs_client_is_a_sentence(
-    hub: Hub, tmp_path: Path, variable: str, value: str
-) -> None:
+UNUSABLE = {"ALL_PROXY": "socks5://[::1]:1", "HTTPS_PROXY": "ftp://x", "HF_HUB_ETAG_TIMEOUT": "a"}
+
+
+def test_a_variable_that_stops_the_hubs_client_is_a_sentence(hub: Hub, tmp_path: Path) -> None:
     """What was downloaded is used all the same, but where the client cannot even be imported."""
     (path,) = found(tmp_path, hub.endpoint, "own/zoo")
-    kept, late = found(tmp_path, hub.endpoint, "own/zoo", "own/late", **{variable: value})
-    assert kept == path or variable.startswith("HF_")
-    assert late.startswith("! ")
-
-
-def test_offline_mode_asks_nothing(hub: Hub, tmp_path: Path) -> None:
-    (said,) = found(tmp_path, hub.endpoint, "own/zoo", HF_HUB_OFFLINE="1")
-    assert "HF_HUB_OFFLINE" in said
-    assert not hub.requests
+    for variable, value in UNUSABLE.items():
+        kept, late = found(tmp_path, hub.endpoint, "own/zoo", "own/late", **{variable: value})
+        assert kept == path or variable.startswith("HF_")
+        assert late.startswith("! "), variable
 
 
 def test_a_download_that_breaks_off_is_resumed_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
@@ -278,18 +269,6 @@ def test_a_disk_that_takes_no_download_is_named_and_not_the_hub(tmp_path: Path) 
         assert names(found(tmp_path, hub.endpoint, "own/zoo")) == ["a-F16.gguf"]
 
 
-@pytest.mark.parametrize("status", [503, 429])
-def test_a_failing_hub_is_named_or_replaced_by_the_cache(
-    hub: Hub, tmp_path: Path, status: int
-) -> None:
-    (path,) = found(tmp_path, hub.endpoint, "own/zoo")
-    hub.status = status
-    again, late = found(tmp_path, hub.endpoint, "own/zoo", "own/late")
-    assert again == path
-    assert late.startswith("! ")
-    assert f"HTTP {status}" in late
-
-
 @pytest.mark.parametrize(
     "address",
     ["./none.gguf", "none.gguf", "/none/at/all", "~nobody-at-all/m.gguf", "", "x" * 5000, "a\0b"],
@@ -307,11 +286,10 @@ def test_a_path_that_does_not_exist_is_a_sentence_with_its_setting(address: str,
 )
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_what_lies_here_takes_no_name_of_what_is_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+    working: Path, name: str, kind: str
 ) -> None:
     """Whoever fills a working folder would decide which model, or which router's code, runs."""
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / name
+    path = working / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"GGUF") if kind == "file" else path.mkdir()
     for find in (lambda: resolve(name, "edge"), lambda: engine_at(name)):
@@ -326,43 +304,6 @@ def test_what_lies_here_takes_no_name_of_what_is_elsewhere(
     assert checkpoint(f"./{name}") == Path(name)
 
 
-def test_a_folder_called_as_the_hubs_scheme_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "hf:" / "own" / "zoo").mkdir(parents=True)
-    assert local_folder("hf://own/zoo") is None
-
-
-ELSEWHERE = (
-    *["own/../zoo", "hf://../x", "hf://own/../zoo", "hf://own/zoo/../../x.gguf", "own/zoo@../../x"],
-    *["hf://own/zoo/deep/../zoo-Q8_0.gguf", "hf://own/zoo//etc/passwd", "own\\zoo", "own/zoo@"],
-    *["hf://own/zoo/..\\x.gguf", "hf://own/zoo/C:\\x.gguf", "own/..", "ö/ü", "hf://", "hf://own"],
-    *["hf://own/zoo@../x", "hf://own/zoo@..", "own/zoo@v1/../v1", "own/zoo:.."],
-    *("hf://own/zoo/a\0b.gguf", "hf://own/zoo/a\nb.gguf", "own/zoo ", "own/z oo", "own/zoo\0"),
-    "hf://own/zoo/" + "d/" * 2000 + "x.gguf",
-    *(f"{start}{'x' * 5000}" for start in ("hf://own/zoo/", "own/zoo@", "own/zoo:", "own/")),
-)
-
-
-def test_a_name_that_leads_elsewhere_is_a_sentence(hub: Hub, tmp_path: Path) -> None:
-    for said in found(tmp_path, hub.endpoint, *ELSEWHERE):
-        assert_one_sentence(said)
-    assert not hub.asked("GET", "passwd")
-
-
-def test_a_file_of_the_listing_that_leads_elsewhere_is_not_there(tmp_path: Path) -> None:
-    names = ("../out-Q4_K_M.gguf", "/out-Q4_K_M.gguf", "a/../../out-Q4_0.gguf", "..\\o-Q4_0.gguf")
-    files = dict.fromkeys(names, b"GGUF out")
-    repositories = {"own/bad": Repository(files), "own/mixed": Repository({**files, **ZOO.files})}
-    with serving(Hub(repositories)) as served:
-        bad, mixed = found(tmp_path, served.endpoint, "own/bad", "own/mixed")
-    assert bad.startswith("! ")
-    assert "'own/bad'" in bad
-    assert Path(mixed).read_bytes() == b"GGUF four"
-    assert not list(tmp_path.rglob("*out-*"))
-
-
 LISTINGS: list[object] = [
     *([], 7, {}, {"id": 3, "siblings": 4}),
     {"id": "own/zoo", "siblings": [{"rfilename": 5}]},
@@ -373,11 +314,20 @@ LISTINGS: list[object] = [
 ]
 
 
-def test_a_listing_that_is_none_is_a_sentence(tmp_path: Path) -> None:
+def test_a_listing_that_is_none_or_leads_elsewhere(tmp_path: Path) -> None:
+    """Is a sentence; of another file the listing may have more."""
     odd = {f"own/odd{n}": replace(ZOO, listing=listing) for n, listing in enumerate(LISTINGS)}
-    with serving(Hub(odd)) as hub:
-        for said in found(tmp_path, hub.endpoint, *odd, *(f"{name}:Q8_0" for name in odd)):
-            assert_one_sentence(said)
+    outside = ("../out-Q4_K_M.gguf", "/out-Q4_K_M.gguf", "a/../../out-Q4_0.gguf", "..\\o-Q4_0.gguf")
+    files = dict.fromkeys(outside, b"GGUF out")
+    more = {"own/bad": Repository(files), "own/mixed": Repository({**files, **ZOO.files})}
+    with serving(Hub({**odd, **more})) as hub:
+        forms = [form for name in odd for form in (name, f"{name}:Q8_0")]
+        *said, bad, mixed = found(tmp_path, hub.endpoint, *forms, *more)
+    for one in (*said, bad):
+        assert_one_sentence(one)
+    assert "'own/bad'" in bad
+    assert Path(mixed).read_bytes() == b"GGUF four"
+    assert not list(tmp_path.rglob("*out-*"))
 
 
 LEADING = (

@@ -15,8 +15,6 @@ from tests.server.serving import serving
 
 pytestmark = pytest.mark.deep
 
-QUESTION = "Tell me about copper."
-
 
 def test_a_plug_that_is_pulled_in_mid_answer() -> None:
     """The answer is whole, says where the cloud was missed, and later ones have it back."""
@@ -43,7 +41,7 @@ def told(client: OpenAI, *, pulled: Callable[[], None] | None = None) -> list[di
     tokens: list[dict[str, Any]] = []
     stream = client.chat.completions.create(
         model="edgewise",
-        messages=[{"role": "user", "content": QUESTION}],
+        messages=[{"role": "user", "content": "Tell me about copper."}],
         max_tokens=24,
         stream=True,
         extra_body={"edgewise": {"provenance": True}},

@@ -6,9 +6,11 @@ import re
 import subprocess
 import sys
 import tomllib
+from contextlib import closing
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import kubernetes_validate
 import pytest
@@ -27,8 +29,6 @@ from tests.programs import python
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 GATEWAYS = {"gateway-llama-server": "llama-server", "gateway-vllm": "vllm"}
-
-
 OLDEST = "1.30"
 """The first Kubernetes that knows everything that is used here."""
 
@@ -64,13 +64,6 @@ def test_a_gateways_command_is_one_that_exists(name: str) -> None:
     assert found["profiles"] == engine["profiles"]
     assert found["ports"] == [f"{options['port']}:{options['port']}"]
     assert f"EXPOSE {options['port']}" in DOCKERFILE
-
-
-@pytest.mark.deep
-def test_compose_keeps_to_the_schema() -> None:
-    pytest.importorskip("check_jsonschema")
-    schema = ("--builtin-schema", "vendor.compose-spec")
-    python("-m", "check_jsonschema", *schema, str(DEPLOY / "compose.yaml"))
 
 
 FAKE_DOCKER = """#!/bin/sh
@@ -151,22 +144,27 @@ def test_what_is_tested_is_the_lock() -> None:
                 assert one.specifier.contains(installed[name]), name
 
 
-@pytest.mark.parametrize(("name", "hole"), [("h11", "0.15.0")])
 @pytest.mark.parametrize("extra", ["gateway", "serve"])
-def test_a_parser_of_http_has_no_known_hole(extra: str, name: str, hole: str) -> None:
+def test_a_parser_of_http_has_no_known_hole(extra: str) -> None:
     asked = map(Requirement, [*PROJECT["dependencies"], *EXTRAS[extra]])
-    (found,) = (one for one in asked if one.name == name)
-    assert not found.specifier.contains(hole)
+    (found,) = (one for one in asked if one.name == "h11")
+    assert not found.specifier.contains("0.15.0")
 
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+SCHEMAS = {DEPLOY / "compose.yaml": "compose-spec"} | dict.fromkeys(WORKFLOWS, "github-workflows")
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("file", SCHEMAS, ids=lambda path: path.stem)
+def test_a_file_keeps_to_its_schema(file: Path) -> None:
+    pytest.importorskip("check_jsonschema")
+    schema = ("--builtin-schema", f"vendor.{SCHEMAS[file]}")
+    python("-m", "check_jsonschema", *schema, str(file))
+
+
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_is_one_and_holds_its_actions(workflow: Path) -> None:
-    schema = ("--builtin-schema", "vendor.github-workflows")
-    python("-m", "check_jsonschema", *schema, str(workflow))
+def test_a_workflow_holds_its_actions(workflow: Path) -> None:
     used = re.findall(r"uses: (.*)", workflow.read_text())
     assert used
     assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", one) for one in used)
@@ -190,30 +188,24 @@ def test_what_may_not_get_into_an_image_does_not() -> None:
     assert not ignored.match_file("src/edgewise/pair.py")
 
 
-def answering(*arguments: str, **variables: str) -> int:
-    """The exit code of the image's health check."""
-    return python(str(DEPLOY / "answers.py"), *arguments, code=None, **variables).returncode
-
-
-def health_check() -> list[str]:
-    """What the image runs, as it stands there."""
-    words = DOCKERFILE[DOCKERFILE.index("HEALTHCHECK") :].replace("\\\n", " ")
-    return json.loads(re.search(r"CMD (\[.*?\])", words)[1])  # type: ignore[index]
-
-
 def test_the_health_check_asks_the_gateway() -> None:
-    python, script, *urls = health_check()
-    assert python.startswith("/opt/edgewise/")
+    """By what the image runs, as it stands there."""
+    words = DOCKERFILE[DOCKERFILE.index("HEALTHCHECK") :].replace("\\\n", " ")
+    interpreter, script, *urls = json.loads(re.search(r"CMD (\[.*?\])", words)[1])  # type: ignore[index]
+    assert interpreter.startswith("/opt/edgewise/")
     assert f"COPY deploy/{Path(script).name} {script}" in DOCKERFILE
     assert {url.partition("://")[0] for url in urls} == {"http", "https"}
-    engine = ScriptedEngine()
-    with gateway([engine.url]) as running:
-        here = [re.sub(r"127.0.0.1:8400", running.url.partition("//")[2], url) for url in urls]
-        # No proxy is asked for what is on this machine.
-        assert answering(*here, http_proxy="http://127.0.0.1:1") == 0
-        assert answering(f"{running.url}/nothing") == 1
-    assert answering(*here) == 1
-    engine.close()
+
+    def code(*asked: str, **variables: str) -> int:
+        return python(str(DEPLOY / "answers.py"), *asked, code=None, **variables).returncode
+
+    with closing(ScriptedEngine()) as engine:
+        with gateway([engine.url]) as running:
+            here = [url.replace("127.0.0.1:8400", urlsplit(running.url).netloc) for url in urls]
+            # No proxy is asked for what is on this machine.
+            assert code(*here, http_proxy="http://127.0.0.1:1") == 0
+            assert code(f"{running.url}/nothing") == 1
+        assert code(*here) == 1
 
 
 def test_waiting_ends_when_an_engine_answers() -> None:
@@ -228,16 +220,6 @@ def test_waiting_ends_when_an_engine_answers() -> None:
         engine.close()
 
 
-def pod(workload: str) -> dict[str, Any]:
-    return manifests()[workload]["spec"]["template"]["spec"]
-
-
-def main(workload: str) -> dict[str, Any]:
-    """Its container."""
-    (container,) = pod(workload)["containers"]
-    return container
-
-
 @pytest.mark.parametrize("name", manifests())
 @pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
 def test_a_manifest_keeps_to_the_schema(name: str, version: str) -> None:
@@ -245,18 +227,17 @@ def test_a_manifest_keeps_to_the_schema(name: str, version: str) -> None:
 
 
 def test_the_gateways_command_names_every_replica() -> None:
-    container = main("Deployment gateway")
+    objects = manifests()
+    pod = objects["Deployment gateway"]["spec"]["template"]["spec"]
+    (container,), (waiting,) = pod["containers"], pod["initContainers"]
     options = parsed(container["args"])
-    engines = manifests()["StatefulSet vllm"]
-    service = manifests()[f"Service {engines['spec']['serviceName']}"]
+    engines = objects["StatefulSet vllm"]["spec"]
+    service = objects[f"Service {engines['serviceName']}"]
     assert service["spec"]["clusterIP"] == "None"
     (port,) = service["spec"]["ports"]
-    replicas = [
-        f"http://vllm-{number}.{service['metadata']['name']}:{port['port']}"
-        for number in range(engines["spec"]["replicas"])
-    ]
+    host = f"{service['metadata']['name']}:{port['port']}"
+    replicas = [f"http://vllm-{number}.{host}" for number in range(engines["replicas"])]
     assert list(options["engine"]) == replicas
     assert [{"name": "devices", "containerPort": options["port"]}] == container["ports"]
-    (waiting,) = pod("Deployment gateway")["initContainers"]
     assert waiting["args"] == ["--wait", *(f"{replica}/health" for replica in replicas)]
     assert f"COPY deploy/answers.py {waiting['command'][1]}" in DOCKERFILE

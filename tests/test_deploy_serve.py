@@ -122,17 +122,11 @@ def test_serve_answers_with_tokens_from_behind_the_gateway(served: tuple[str, st
     assert last.usage is not None
     assert last.usage.model_extra is not None
     assert last.usage.model_extra["edgewise"]["edge_tokens"] == 0
-    assert last.usage.model_extra["edgewise"]["sent"]["host"] == url_of_gateway(told)
+    log = told.with_name("gateway.log").read_text()
+    (port,) = re.findall(r'"at": ?"http://[^:]+:(\d+)"', log)
+    assert last.usage.model_extra["edgewise"]["sent"]["host"] == f"127.0.0.1:{port}"
     # Nothing is missing in the container, and no warning is left to find there.
     serving, *requests = told.read_text().splitlines()
     assert "serving" in serving
     assert all("[info" in line and "edgewise.requests" in line for line in requests)
     assert key not in told.read_text()
-
-
-def url_of_gateway(told: Path) -> str:
-    """The host that the gateway listens at, by its log."""
-    log = (told.parent / "gateway.log").read_text()
-    found = re.search(r'"at": ?"http://[^:]+:(\d+)"', log)
-    assert found is not None
-    return f"127.0.0.1:{found[1]}"

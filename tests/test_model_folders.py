@@ -15,6 +15,7 @@ from tests.hub import Hub, Repository, in_a_process, serving
 
 CONFIG = b'{"model_type": "llama"}'
 MLX = b'{"model_type": "llama", "quantization": {"group_size": 64, "bits": 4}}'
+INFINITE = b'{"time_step_limit": [0.0, Infinity], "quantization": {"bits": 4}}'
 WEIGHTS = {"model.safetensors": b"weights", "tokenizer.json": b"{}"}
 BY_MLX = save({"weight": np.zeros(4, np.float32)}, {"format": "mlx"})
 PLAIN = {"config.json": CONFIG, **WEIGHTS}
@@ -56,57 +57,37 @@ def fetched(address: str) -> list[object]:
     return [engine, name, sorted(path.name for path in folder.iterdir())]
 
 
-def told(home: Path, endpoint: str, *addresses: str) -> list[object]:
-    return in_a_process(
-        home,
-        endpoint,
-        f"{fetched.__name__}(address)",
-        *addresses,
-        module="tests.test_model_folders",
-    )
-
-
-MLX_FOUND = ["mlx", "mlx-full", ["config.json", "model.safetensors", "tokenizer.json"]]
-PLAIN_FOUND = ["transformers", "plain", ["config.json", "model.safetensors", "tokenizer.json"]]
+NAMES = ["config.json", "model.safetensors", "tokenizer.json"]
+ONNX_NAMES = ["genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json"]
+FOUND: dict[str, list[object] | str] = {
+    "own/plain": ["transformers", "plain", NAMES],
+    "own/mlx": ["mlx", "mlx", NAMES],
+    "own/mlx-full": ["mlx", "mlx-full", NAMES],
+    "hf://own/onnx/cpu": ["onnx", "cpu", ONNX_NAMES],
+    "own/onnx": "! 'own/onnx' holds nothing that an edge engine reads (mlx, onnx, transformers); "
+    "name a GGUF file, a model's folder or a hub repository of one.",
+    "hf://own/onnx/npu": "! 'own/onnx' has no folder 'npu'; check the spelling.",
+    "own/both": ["llamacpp"],
+    "own/pickles": "! 'own/pickles' holds weights in pickles alone, which are never read; name a "
+    "repository with safetensors, or a GGUF.",
+    "own/evil": ["transformers", "evil", NAMES],
+}
 
 
 def test_of_repositories(tmp_path: Path) -> None:
+    def told(*addresses: str) -> dict[str, object]:
+        call, here = f"{fetched.__name__}(address)", "tests.test_model_folders"
+        found = in_a_process(tmp_path, hub.endpoint, call, *addresses, module=here)
+        return dict(zip(addresses, found, strict=True))
+
     with serving(Hub(REPOSITORIES)) as hub:
-        assert told(
-            tmp_path,
-            hub.endpoint,
-            "own/plain",
-            "own/mlx",
-            "own/mlx-full",
-            "hf://own/onnx/cpu",
-            "own/onnx",
-            "hf://own/onnx/npu",
-            "own/both",
-            "own/pickles",
-            "own/evil",
-        ) == [
-            PLAIN_FOUND,
-            ["mlx", "mlx", ["config.json", "model.safetensors", "tokenizer.json"]],
-            MLX_FOUND,
-            [
-                "onnx",
-                "cpu",
-                ["genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json"],
-            ],
-            "! 'own/onnx' holds nothing that an edge engine reads (mlx, onnx, transformers); name "
-            "a GGUF file, a model's folder or a hub repository of one.",
-            "! 'own/onnx' has no folder 'npu'; check the spelling.",
-            ["llamacpp"],
-            "! 'own/pickles' holds weights in pickles alone, which are never read; name a "
-            "repository with safetensors, or a GGUF.",
-            ["transformers", "evil", ["config.json", "model.safetensors", "tokenizer.json"]],
-        ]
+        assert told(*FOUND) == FOUND
         assert not hub.asked("GET", "modeling.py")
         assert not hub.asked("GET", "pytorch_model.bin")
         assert len(hub.asked("GET", "/api/models/own/both")) == 1
         hub.status = 503
-        before = told(tmp_path, hub.endpoint, "own/plain", "own/mlx-full")
-        assert before == [PLAIN_FOUND, MLX_FOUND]
+        kept = ("own/plain", "own/mlx-full")
+        assert told(*kept) == {name: FOUND[name] for name in kept}
 
 
 def folder_of(root: Path, files: dict[str, bytes]) -> Path:
@@ -118,13 +99,7 @@ def folder_of(root: Path, files: dict[str, bytes]) -> Path:
 FOLDERS: dict[str, tuple[dict[str, bytes], str]] = {
     "transformers": (PLAIN, "transformers"),
     "MLX": ({"config.json": MLX, **WEIGHTS}, "mlx"),
-    "MLX with a number that JSON has not": (
-        {
-            **PLAIN,
-            "config.json": b'{"time_step_limit": [0.0, Infinity], "quantization": {"bits": 4}}',
-        },
-        "mlx",
-    ),
+    "MLX with a number that JSON has not": ({**PLAIN, "config.json": INFINITE}, "mlx"),
     "MLX in full": ({**PLAIN, "model.safetensors": BY_MLX}, "mlx"),
     "ONNX": ({"genai_config.json": b"{}", "model.onnx": b""}, "onnx"),
     "ONNX beside safetensors": ({**PLAIN, "genai_config.json": b"{}"}, "onnx"),
@@ -152,18 +127,14 @@ def test_folders_of_another_kind(tmp_path: Path, files: dict[str, bytes], said: 
     with pytest.raises(AddressError, match=said) as caught:
         engine_at(str(folder_of(tmp_path, files)))
     assert caught.value.setting == "edge"
-
-
-def test_a_folder_that_does_not_exist() -> None:
     with pytest.raises(AddressError, match="no folder") as caught:
-        resolve_folder("./nowhere", ())
+        resolve_folder(str(tmp_path / "nowhere"), ())
     assert caught.value.setting == "edge"
 
 
-@pytest.mark.parametrize("address", ["bundled", "./none.gguf", "own/repo:Q4_0", "hf://o/r/a.gguf"])
-def test_the_rest_is_llama_cpp_s(bpe_path: Path, address: str) -> None:
-    assert engine_at(address) == "llamacpp"
-    assert engine_at(str(bpe_path)) == "llamacpp"
+def test_the_rest_is_llama_cpp_s(bpe_path: Path) -> None:
+    for address in ("bundled", "./none.gguf", "own/repo:Q4_0", "hf://o/r/a.gguf", str(bpe_path)):
+        assert engine_at(address) == "llamacpp", address
 
 
 def test_an_engine_that_is_named_is_not_looked_for(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import gzip
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -97,10 +97,9 @@ MODELS: Any = {"data": [{"id": "m", "owned_by": "vllm"}]}
 TOKENS: Any = {"tokens": [1, 2, 3]}
 
 
-def valid(dialect: Dialect) -> Any:
-    """A reply that is as it should be, with what the engine says of its models."""
-    reply: Any = DIALECTS[dialect].reply(WRITING)
-    return reply | MODELS if dialect == "vllm" else reply
+VALID: dict[Dialect, Any] = {name: dialect.reply(WRITING) for name, dialect in DIALECTS.items()}
+VALID["vllm"] |= MODELS
+"""A reply that is as it should be, with what the engine says of its models."""
 
 
 def answering(dialect: Dialect, reply: bytes) -> Engine:
@@ -117,7 +116,7 @@ def answering(dialect: Dialect, reply: bytes) -> Engine:
 @pytest.mark.parametrize("dialect", DIALECTS)
 @given(data=st.data())
 def test_an_engines_replies(dialect: Dialect, data: st.DataObject) -> None:
-    engine = answering(dialect, data.draw(json_like(valid(dialect))))
+    engine = answering(dialect, data.draw(json_like(VALID[dialect])))
     with suppress(CloudError):
         completion = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
         completion.validate(asked=2, prompt=4, size=VOCABULARY)
@@ -128,7 +127,7 @@ def test_an_engines_replies(dialect: Dialect, data: st.DataObject) -> None:
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_valid_replies_are_read_whole(dialect: Dialect) -> None:
     """So that what is changed in them is looked at."""
-    engine = answering(dialect, json.dumps(valid(dialect)).encode())
+    engine = answering(dialect, json.dumps(VALID[dialect]).encode())
     completion = asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
     completion.validate(asked=2, prompt=4, size=VOCABULARY)
     assert completion.ids == (4, 5)
@@ -138,10 +137,9 @@ def test_valid_replies_are_read_whole(dialect: Dialect) -> None:
 
 def test_an_id_of_five_thousand_digits() -> None:
     """More than Python turns into a number."""
-    reply = json.dumps(valid("vllm")).replace("token_id:4", "token_id:" + "9" * 5000)
-    engine = answering("vllm", reply.encode())
+    reply = json.dumps(VALID["vllm"]).replace("token_id:4", "token_id:" + "9" * 5000)
     with pytest.raises(CloudProtocolError):
-        asyncio.run(engine.complete([1, 2, 3, 4], 2, Sampling()))
+        asyncio.run(answering("vllm", reply.encode()).complete([1, 2, 3, 4], 2, Sampling()))
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -155,8 +153,10 @@ def test_what_an_engine_says_of_itself(dialect: Dialect, data: st.DataObject) ->
 
 # Files of a gateway, of settings, of questions.
 
+Reader = Callable[[Path], object]
 
-def reading(path: Path, data: bytes, read: Callable[[Path], object]) -> None:
+
+def reading(path: Path, data: bytes, read: Reader) -> None:
     path.write_bytes(data)
     told = ""
     try:
@@ -166,21 +166,8 @@ def reading(path: Path, data: bytes, read: Callable[[Path], object]) -> None:
     assert "\n" not in told
 
 
-KEYS: Any = {
-    "format": 1,
-    "keys": [
-        {
-            "name": "laptop",
-            "sha256": "0" * 64,
-            "created": "2026-01-01",
-            "consults_per_second": 50.0,
-            "tokens_per_day": 0,
-            "sessions": 16,
-        }
-    ],
-}
-
-
+LIMITS = {"consults_per_second": 50.0, "tokens_per_day": 0, "sessions": 16}
+KEY: Any = {"name": "laptop", "sha256": "0" * 64, "created": "2026-01-01", **LIMITS}
 TOML = b"""edge = "bundled"
 cloud-share = 0.05
 max-tokens = 64
@@ -188,24 +175,12 @@ gpu-layers = "auto"
 [more]
 at = 2026-01-01T00:00:00Z
 """
-
-
-QUESTION: Any = {
-    "prompt": "2 + 2?",
-    "answer": "(4|four)",
-    "choices": ["(4|four)", "5"],
-    "family": "sums",
-    "id": "1",
-}
+CHOICES = {"answer": "(4|four)", "choices": ["(4|four)", "5"]}
+QUESTION: Any = {"id": "1", "family": "sums", "prompt": "2 + 2?", **CHOICES}
 CONVERSATION: Any = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}
-COMMONSENSE: Any = {
-    "id": "1",
-    "question": {
-        "stem": "Where?",
-        "choices": [{"label": "A", "text": "here"}, {"label": "B", "text": "there"}],
-    },
-    "answerKey": "A",
-}
+PLACES = [{"label": "A", "text": "here"}, {"label": "B", "text": "there"}]
+WHERE = {"stem": "Where?", "choices": PLACES}
+COMMONSENSE: Any = {"id": "1", "question": WHERE, "answerKey": "A"}
 PROBLEM: Any = {"question": "2 + 2?", "answer": "2 + 2 is <<2+2=4>>4\n#### 4"}
 FUNCTION = {
     "task_id": "1",
@@ -214,10 +189,17 @@ FUNCTION = {
     "test": "def check(f): pass",
     "entry_point": "f",
 }
-SAMPLE = Sample("1", (1, 2), (3, 4), True)
+SAMPLE, SHARD = Sample("1", (1, 2), (3, 4), True), "answer-00000.safetensors"
 LABELLED: Any = {"question": "1", "values": [0.0, 1.0], "router": "entropy"}
-FILES: dict[str, tuple[st.SearchStrategy[bytes], Callable[[Path], object]]] = {
-    "keys.json": (json_like(KEYS), read_keys),
+
+
+def of_task(name: str) -> Reader:
+    """Reads a task's published file."""
+    return lambda path: open_task(name, data=path)
+
+
+FILES: dict[str, tuple[st.SearchStrategy[bytes], Reader]] = {
+    "keys.json": (json_like({"format": 1, "keys": [KEY]}), read_keys),
     "edgewise.toml": (
         bytes_like(TOML, TOML.partition(b"[")[0]),
         lambda path: load({}, environment={}, folder=path.parent),
@@ -229,25 +211,15 @@ FILES: dict[str, tuple[st.SearchStrategy[bytes], Callable[[Path], object]]] = {
         )
         for check in get_args(Grading)
     },
-    # A task's published file.
-    "commonsenseqa.jsonl": (
-        lines_like(COMMONSENSE),
-        lambda path: open_task("commonsenseqa", data=path),
-    ),
     "packed.jsonl.gz": (
         bytes_like(gzip.compress(json.dumps(QUESTION).encode())),
         lambda path: open_task(str(path)),
     ),
-    "humaneval.jsonl": (
-        lines_like(FUNCTION),
-        lambda path: open_task("humaneval", data=path),
-    ),
-    "gsm8k.jsonl": (lines_like(PROBLEM), lambda path: open_task("gsm8k", data=path)),
+    "commonsenseqa.jsonl": (lines_like(COMMONSENSE), of_task("commonsenseqa")),
+    "humaneval.jsonl": (lines_like(FUNCTION), of_task("humaneval")),
+    "gsm8k.jsonl": (lines_like(PROBLEM), of_task("gsm8k")),
     # What an evaluation or a training left.
-    "samples.jsonl": (
-        lines_like(msgspec.to_builtins(SAMPLE)),
-        lambda path: store.read(path, Sample),
-    ),
+    "samples.jsonl": (lines_like(msgspec.to_builtins(SAMPLE)), lambda x: store.read(x, Sample)),
     "labels.jsonl": (lines_like(LABELLED), lambda path: store.read(path, Labelled)),
 }
 
@@ -284,14 +256,12 @@ def test_a_hub_datasets_file(folder: Path, data: bytes) -> None:
 
 @given(data=st.data())
 def test_columns_of_a_training(shard: bytes, folder: Path, data: st.DataObject) -> None:
+    def read(path: Path) -> None:
+        assert whole(collect_features([SAMPLE], "answer", ScriptedEdge(noise()), path.parent))
+
     place = folder / "columns"
     place.mkdir(exist_ok=True)
-
-    def read(path: Path) -> None:
-        found = collect_features([SAMPLE], "answer", ScriptedEdge(noise()), path.parent)
-        assert whole(found)
-
-    reading(place / "answer-00000.safetensors", data.draw(bytes_like(shard)), read)
+    reading(place / SHARD, data.draw(bytes_like(shard)), read)
 
 
 def whole(found: Columns) -> bool:
@@ -304,7 +274,7 @@ def whole(found: Columns) -> bool:
 def shard(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     place = tmp_path_factory.mktemp("shard")
     collect_features([SAMPLE], "answer", ScriptedEdge(noise()), place)
-    return (place / "answer-00000.safetensors").read_bytes()
+    return (place / SHARD).read_bytes()
 
 
 # A router's folder.
@@ -357,49 +327,32 @@ def client() -> Iterator[TestClient]:
         yield found
 
 
-FULL: Any = {
-    **ASK,
-    "max_tokens": 2,
-    "temperature": 0.5,
-    "top_p": 0.9,
-    "top_k": 3,
-    "min_p": 0.1,
-    "seed": 1,
-    "stop": ["x"],
-    "logprobs": 2,
-    "n": 1,
-    "user": "u",
-    "stream": False,
-    "edgewise": {"provenance": True, "pending": False},
-}
-FULL_CHAT: Any = {
-    **{name: value for name, value in FULL.items() if name != "prompt"},
-    "logprobs": True,
-    "top_logprobs": 2,
-    "messages": [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "sky: "}]},
-        {"role": "assistant", "content": "blue", "tool_calls": []},
-        *CHAT["messages"],
-    ],
-    "response_format": {"type": "text"},
+SAMPLED = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 1}
+OWN = {"edgewise": {"provenance": True, "pending": False}}
+MORE = {"max_tokens": 2, "stop": ["x"], "logprobs": 2, "n": 1, "user": "u", "stream": False}
+FULL: Any = {**ASK, **SAMPLED, **MORE, **OWN}
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "sky: "}]},
+    {"role": "assistant", "content": "blue", "tool_calls": []},
+    *CHAT["messages"],
+]
+CHAT_MORE = {"logprobs": True, "top_logprobs": 2, "response_format": {"type": "text"}}
+FULL_CHAT: Any = {**SAMPLED, **MORE, **OWN, **CHAT_MORE, "messages": MESSAGES}
+BODIES = {
+    "text": ("completions", FULL),
+    "ids": ("completions", FULL | {"prompt": [1, 2, 3]}),
+    "stream": ("completions", FULL | {"stream": True}),
+    "chat": ("chat/completions", FULL_CHAT),
 }
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", FULL),
-        ("/v1/completions", FULL | {"prompt": [1, 2, 3]}),
-        ("/v1/completions", FULL | {"stream": True}),
-        ("/v1/chat/completions", FULL_CHAT),
-    ],
-    ids=["text", "ids", "stream", "chat"],
-)
+@pytest.mark.parametrize("form", BODIES)
 @given(data=st.data())
-def test_requests(client: TestClient, path: str, body: object, data: st.DataObject) -> None:
-    sent = data.draw(json_like(body))
-    response = client.post(path, content=sent, headers={"Content-Type": "application/json"})
+def test_requests(client: TestClient, form: str, data: st.DataObject) -> None:
+    path, body = BODIES[form]
+    headers = {"Content-Type": "application/json"}
+    response = client.post(f"/v1/{path}", content=data.draw(json_like(body)), headers=headers)
     assert response.status_code in (200, 400, 404), response.text
     if response.status_code != 200:
         error = response.json()["error"]
@@ -408,28 +361,26 @@ def test_requests(client: TestClient, path: str, body: object, data: st.DataObje
     assert "internal_error" not in response.text
 
 
-LISTING: Any = {
-    "id": "own/zoo",
-    "sha": "0" * 40,
-    "private": False,
-    "siblings": [{"rfilename": "zoo-Q4_K_M.gguf", "size": 5}, {"rfilename": "../zoo-Q8_0.gguf"}],
-    "lastModified": "2026-01-01T00:00:00.000Z",
-    "tags": ["gguf"],
-}
+SIBLINGS = [{"rfilename": "zoo-Q4_K_M.gguf", "size": 5}, {"rfilename": "../zoo-Q8_0.gguf"}]
+KNOWN = {"id": "own/zoo", "sha": "0" * 40, "private": False, "tags": ["gguf"]}
+LISTING: Any = {**KNOWN, "siblings": SIBLINGS, "lastModified": "2026-01-01T00:00:00.000Z"}
 
 
-@given(json_like(LISTING))
-def test_a_hubs_listing(data: bytes) -> None:
-    def listed(*_: object, **__: object) -> ModelInfo:
-        return ModelInfo(**json.loads(data))
-
+@contextmanager
+def hub_that_says(said: Callable[[], ModelInfo]) -> Iterator[None]:
     def asked(*_: object, **__: object) -> None:
         raise OSError("nothing is downloaded")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(huggingface_hub.HfApi, "model_info", listed)
+        patched.setattr(huggingface_hub.HfApi, "model_info", lambda *_, **__: said())
         patched.setattr(huggingface_hub, "get_hf_file_metadata", asked)
         patched.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+        yield
+
+
+@given(json_like(LISTING))
+def test_a_hubs_listing(data: bytes) -> None:
+    with hub_that_says(lambda: ModelInfo(**json.loads(data))):
         for address in ("own/zoo", "own/zoo:Q8_0"):
             with pytest.raises(EdgewiseError) as caught:
                 resolve(address, "edge")
@@ -438,12 +389,10 @@ def test_a_hubs_listing(data: bytes) -> None:
 
 @given(st.text(max_size=60) | st.from_regex(r"(hf://)?[\w.-]+/[\w.-]+(@[\w./-]+)?[:/]?[\w./\\-]*"))
 def test_names_that_may_be_on_a_hub(name: str) -> None:
-    def nobody(*_: object, **__: object) -> None:
+    def nobody() -> ModelInfo:
         raise OSError("nobody answers")
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(huggingface_hub.HfApi, "model_info", nobody)
-        patched.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with hub_that_says(nobody):
         for find in (lambda: resolve(name, "edge"), lambda: checkpoint(name)):
             with suppress(EdgewiseError):
                 find()

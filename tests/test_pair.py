@@ -66,9 +66,6 @@ def test_the_shortest_form() -> None:
         assert (pair.policy.verify, pair.policy.cloud_share) == ("on", 0.10)
         assert answer.usage.verified_tokens > 0
         assert pair.card is not None
-        assert {token.source for token in pair.ask(QUESTION, max_tokens=4).tokens} <= {
-            *("edge", "cloud")
-        }
 
 
 def test_text_messages_and_ids_are_the_same_question(alone: Pair) -> None:
@@ -76,14 +73,8 @@ def test_text_messages_and_ids_are_the_same_question(alone: Pair) -> None:
     ids = prompt_ids(alone.edge.tokenizer, [message])
     whole = alone.ask(QUESTION)
     forms: list[Any] = [
-        [message],
-        (message,),
-        [{"role": "user", "content": QUESTION}],
-        ids,
-        tuple(ids),
-        np.array(ids, np.int32),
-        Prompt(tuple(ids)),
-        alone.prompt(QUESTION),
+        *([message], (message,), [{"role": "user", "content": QUESTION}], alone.prompt(QUESTION)),
+        *(ids, tuple(ids), np.array(ids, np.int32), Prompt(tuple(ids))),
     ]
     assert [alone.ask(form).text for form in forms] == [whole.text] * len(forms)
     assert alone.prompt(QUESTION) == Prompt(tuple(ids), (message,))
@@ -108,9 +99,9 @@ def test_one_answer_may_differ_from_its_pair(alone: Pair) -> None:
         assert alone.ask(QUESTION, stop=given).text == whole.text.partition(stop)[0]
     drawn = {alone.ask(QUESTION, temperature=2.0, seed=seed).text for seed in range(4)}
     assert len(drawn) > 1
-    once = alone.ask(QUESTION, temperature=2.0, seed=1, top_k=50, top_p=0.99, min_p=0.001)
-    again = alone.ask(QUESTION, temperature=2.0, seed=1, top_k=50, top_p=0.99, min_p=0.001)
-    assert once.text == again.text
+    filters: dict[str, Any] = {"top_k": 50, "top_p": 0.99, "min_p": 0.001}
+    again = [alone.ask(QUESTION, temperature=2.0, seed=1, **filters).text for _ in range(2)]
+    assert again[0] == again[1]
     assert alone.ask(QUESTION, temperature=2.0, seed=1, top_k=1).text == whole.text
     assert alone.ask(QUESTION).text == whole.text
 
@@ -126,57 +117,53 @@ def test_a_system_message_stands_first_unless_the_conversation_brings_one() -> N
         assert pair.prompt(ids).ids == tuple(ids)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("", "prompt is empty"),
-        (" \n", "prompt is empty"),
-        ([], "prompt is empty"),
-        (Prompt(()), "prompt is empty"),
-        ("caf\udce9", "UTF-8"),
-        ("a" * (4 << 20), "322639"),
-        ("copper " * 5000, "shorten the prompt"),
-        ([1, 1 << 20], "1048576"),
-        ([1, -1], "-1"),
-        (Prompt((1, 4096)), "4096"),
-        ([1.5], "float"),
-        ([None], "NoneType"),
-        ([1, Message("user", "x")], "token ids"),
-        ([{"role": "robot", "content": "x"}], "robot"),
-        ([{"role": "user"}], "role"),
-        ([{"role": "user", "content": 3}], "`int`"),
-        ([{"role": "user", "content": "x", "name": "y"}], "`name`"),
-        ([Message("user", "\udce9")], "UTF-8"),
-    ],
-    ids=lambda value: str(value)[:24],
+def cases(table: dict[str, list[Any]]) -> pytest.MarkDecorator:
+    """Each of what is `given`, with what an error says of it."""
+    rows = [(one, said) for said, every in table.items() for one in every]
+    return pytest.mark.parametrize(("given", "said"), rows, ids=lambda value: str(value)[:30])
+
+
+@cases(
+    {
+        "prompt is empty": ["", " \n", [], Prompt(())],
+        "shorten the prompt": ["copper " * 5000],
+        "UTF-8": ["caf\udce9", [Message("user", "\udce9")]],
+        "322639": ["a" * (4 << 20)],
+        "1048576": [[1, 1 << 20]],
+        "4096": [Prompt((1, 4096))],
+        "-1": [[1, -1]],
+        "float": [[1.5]],
+        "NoneType": [[None]],
+        "token ids": [[1, Message("user", "x")]],
+        "robot": [[{"role": "robot", "content": "x"}]],
+        "role": [[{"role": "user"}]],
+        "`int`": [[{"role": "user", "content": 3}]],
+        "`name`": [[{"role": "user", "content": "x", "name": "y"}]],
+    }
 )
-def test_what_is_no_prompt(alone: Pair, asked: Any, said: str) -> None:
+def test_what_is_no_prompt(alone: Pair, given: Any, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        alone.stream(asked)
+        alone.stream(given)
     assert said in str(caught.value)
     assert alone.ask(QUESTION, max_tokens=1).tokens
 
 
-@pytest.mark.parametrize(
-    ("wishes", "said"),
-    [
-        ({"max_tokens": 0}, "max-tokens"),
-        ({"max_tokens": "many"}, "max-tokens"),
-        ({"temperature": -1}, "temperature"),
-        ({"temperature": None}, "sampling"),
-        ({"top_p": 0}, "top-p"),
-        ({"seed": -1}, "seed"),
-        ({"stop": ""}, "stop string"),
-        ({"stop": ["x", ""]}, "stop string"),
-        ({"span": 3}, "span"),
-        ({"cloud_share": 0.5}, "cloud-share"),
-    ],
-    ids=lambda value: str(value)[:30],
+@cases(
+    {
+        "max-tokens": [{"max_tokens": 0}, {"max_tokens": "many"}],
+        "temperature": [{"temperature": -1}],
+        "sampling": [{"temperature": None}],
+        "top-p": [{"top_p": 0}],
+        "seed": [{"seed": -1}],
+        "stop string": [{"stop": ""}, {"stop": ["x", ""]}],
+        "span": [{"span": 3}],
+        "cloud-share": [{"cloud_share": 0.5}],
+    }
 )
-def test_bad_wishes(alone: Pair, wishes: Any, said: str) -> None:
+def test_bad_wishes(alone: Pair, given: dict[str, Any], said: str) -> None:
     for way in (alone.ask, alone.stream):
         with pytest.raises(UsageError) as caught:
-            way(QUESTION, **wishes)
+            way(QUESTION, **given)
         assert said in str(caught.value)
 
 
@@ -184,32 +171,27 @@ class Mute(MaxProb):
     needs: Any = 3
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"cloud_share": 1.5}, "1.5"),
-        ({"edge": "none.gguf"}, "'none.gguf'"),
-        ({"edge": Path("owner/repo")}, "'./owner/repo'"),
-        ({"cloud": Path("owner/repo")}, "'./owner/repo'"),
-        ({"cloud": NOWHERE}, NOWHERE),
-        ({"router": "coin"}, "'coin'"),
-        ({"router": Path("no/where")}, "'./no/where'"),
-        ({"cloud": []}, "cloud"),
-        ({"clod": "none"}, "'cloud'"),
-        ({"zzzz": 1}, "'zzzz'"),
-        ({"system": "\udce9"}, "UTF-8"),
-        ({"cloud": bundled("cloud"), "cloud_engine": "vllm"}, "cloud-engine"),
-        ({"edge": None}, "edge model"),
-        ({"edge": b"bundled"}, "edge model"),
-        ({"router": 3}, "router"),
-        ({"router": MaxProb}, "router"),
-        ({"router": Mute()}, "'Mute'"),
-    ],
-    ids=lambda value: str(value)[:30],
+@cases(
+    {
+        "1.5": [{"cloud_share": 1.5}],
+        "'none.gguf'": [{"edge": "none.gguf"}],
+        "'./owner/repo'": [{"edge": Path("owner/repo")}, {"cloud": Path("owner/repo")}],
+        "'./no/where'": [{"router": Path("no/where")}],
+        NOWHERE: [{"cloud": NOWHERE}],
+        "'coin'": [{"router": "coin"}],
+        "cloud": [{"cloud": []}],
+        "'cloud'": [{"clod": "none"}],
+        "'zzzz'": [{"zzzz": 1}],
+        "UTF-8": [{"system": "\udce9"}],
+        "cloud-engine": [{"cloud": bundled("cloud"), "cloud_engine": "vllm"}],
+        "edge model": [{"edge": None}, {"edge": b"bundled"}],
+        "router": [{"router": 3}, {"router": MaxProb}],
+        "'Mute'": [{"router": Mute()}],
+    }
 )
-def test_bad_settings(settings: dict[str, Any], said: str) -> None:
+def test_bad_settings(given: dict[str, Any], said: str) -> None:
     with pytest.raises(EdgewiseError) as caught:
-        Pair(**settings)
+        Pair(**given)
     assert said in str(caught.value)
 
 
@@ -232,10 +214,8 @@ def test_addresses_may_be_text_or_paths(tmp_path: Path, kind: type, bpe_path: Pa
         assert (pair.edge.name, pair.card) == ("a", None)
         assert pair.both() == (pair.edge, pair.cloud)
         assert len(pair.ask("Hello").tokens) <= 4
-    with Pair(edge, threads=1) as pair:
-        assert pair.cloud is None
-        with pytest.raises(UsageError, match="needs a cloud"):
-            pair.both()
+    with Pair(edge, threads=1) as pair, pytest.raises(UsageError, match="needs a cloud"):
+        pair.both()
     with Pair(cloud="none", router=kind(bundled("router")), threads=1) as pair:
         assert pair.card is not None
 
@@ -279,12 +259,10 @@ OPTIONS |= {"cloud_key": "sk-1", "cloud_engine": "vllm"}
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_what_an_open_model_cannot_honour(name: str) -> None:
-    given: dict[str, Any] = {name: OPTIONS[name]}
-    edge = ScriptedEdge(replying("blue", prompt="sky: "))
-    for cloud in (None, "none", ScriptedCloud(replying("grey", prompt="sky: "))):
-        if isinstance(cloud, ScriptedCloud) or not name.startswith("cloud"):
-            with pytest.raises(UsageError, match=name.replace("_", "-")):
-                Pair(edge, cloud=cloud, **given)
+    clouds = [ScriptedCloud(noise()), *([] if name.startswith("cloud") else [None, "none"])]
+    for cloud in clouds:
+        with pytest.raises(UsageError, match=name.replace("_", "-")):
+            Pair(ScriptedEdge(noise()), cloud=cloud, **{name: OPTIONS[name]})
 
 
 def test_a_pair_that_cannot_be_made_leaves_nothing_open(
@@ -330,13 +308,14 @@ def test_models_of_two_vocabularies_make_a_pair(bpe_path: Path, other_path: Path
 
 def test_credit_is_carried_from_answer_to_answer() -> None:
     """Each answer by itself would start with eight tokens of credit: 40% of 20 tokens."""
-    with Pair(cloud_share=0.05, speculate=0, router="constant:0.9", threads=1) as pair:
-        answers = [pair.ask(f"Tell me about {i}.", max_tokens=20) for i in range(20)]
+    given: dict[str, Any] = {"cloud_share": 0.05, "speculate": 0, "router": Constant(0.9)}
+    with Pair(ScriptedEdge(noise(1)), cloud=ScriptedCloud(noise(2)), **given) as pair:
+        answers = [pair.ask(list(b"Tell me %d:" % i), max_tokens=20) for i in range(20)]
         written = sum(len(answer.tokens) for answer in answers)
         asked = sum(a.usage.cloud_tokens + a.usage.wasted_tokens for a in answers)
-        assert asked <= 0.05 * written + INITIAL_BUCKET
+        assert 0 < asked <= 0.05 * written + INITIAL_BUCKET
         pair.forget()
-        assert pair.ask(QUESTION, max_tokens=8).usage.cloud_tokens > 0
+        assert pair.ask(list(b"Tell me:"), max_tokens=8).usage.cloud_tokens > 0
 
 
 def test_an_answer_may_have_a_policy_of_its_own() -> None:
@@ -383,25 +362,22 @@ def test_models_for_routers_of_ones_own() -> None:
             session.close()
 
 
-def test_a_loop_that_breaks_off_keeps_no_slot() -> None:
-    with Pair("bundled", threads=1) as pair:
-        for _ in range(3):
-            for event in pair.stream("Tell me about copper."):
-                if isinstance(event, Token):
-                    break
-        assert pair.ask("Tell me about copper.").text
+def test_a_loop_that_breaks_off_keeps_no_slot(alone: Pair) -> None:
+    for _ in range(3):
+        for event in alone.stream(QUESTION):
+            if isinstance(event, Token):
+                break
+    assert alone.ask(QUESTION).text
+
+
+INFINITE, NONE = float("inf"), float("nan")
+UNUSABLE = [{}, {"top_k": 20}, {"temp": -1.0}, {"temp": NONE}, {"temp": 0.5, "top_k": INFINITE}]
+TEMPERED = {"temp": 0.25, "top_k": 20, "top_p": 0.5}
 
 
 @pytest.mark.parametrize(
     ("said", "drawn"),
-    [
-        ({}, (0.7, 0, 1.0, 0.05)),
-        ({"temp": 0.25, "top_k": 20, "top_p": 0.5}, (0.25, 20, 0.5, 0.0)),
-        ({"top_k": 20}, (0.7, 0, 1.0, 0.05)),
-        ({"temp": -1.0}, (0.7, 0, 1.0, 0.05)),
-        ({"temp": float("nan")}, (0.7, 0, 1.0, 0.05)),
-        ({"temp": 0.5, "top_k": float("inf")}, (0.7, 0, 1.0, 0.05)),
-    ],
+    [(TEMPERED, (0.25, 20, 0.5, 0.0)), *((said, (0.7, 0, 1.0, 0.05)) for said in UNUSABLE)],
 )
 def test_a_chat_draws_as_the_models_file_says(
     tmp_path: Path, said: dict[str, float], drawn: tuple[float, ...]
@@ -414,35 +390,26 @@ def test_a_chat_draws_as_the_models_file_says(
 
 
 @pytest.mark.parametrize("own", [None, ByteTokenizer("<other>")])
-def test_a_chat_draws_beside_a_cloud_of_another_vocabulary(own: ByteTokenizer | None) -> None:
-    """Only beside one that takes text it is greedy."""
+def test_a_chat_draws_beside_a_cloud_of_another_vocabulary(
+    alone: Pair, own: ByteTokenizer | None
+) -> None:
+    """Only beside one that takes text it is greedy, and where the pair is bundled."""
     cloud = LocalCloud(ScriptedEdge(noise(2), tokenizer=own))
     with Pair(ScriptedEdge(noise()), cloud=cloud, router="entropy") as pair:
         assert pair.chat_sampling is not None
+    assert alone.chat_sampling is None
 
 
 @pytest.mark.parametrize("form", ["openai", "anthropic"])
 def test_a_chat_is_greedy_beside_a_cloud_that_reads(form: Any) -> None:
     """Its API has no filters, so each whole answer would be refused."""
-    with (
-        closing(ChatReader(form=form)) as served,
-        Pair(ScriptedEdge(noise()), cloud=served.url, cloud_engine=form, escalate=1.0) as pair,
-    ):
-        answer = collect(pair.stream("Tell me about tin.", sampling=pair.chat_sampling))
-        assert pair.chat_sampling is None
+    rooted = EdgeAbilities(text=True, rewinds="no")
+    with closing(ChatReader(form=form)) as served:
+        given: dict[str, Any] = {"cloud": served.url, "cloud_engine": form}
+        with Pair(ScriptedEdge(noise()), escalate=1.0, **given) as pair:
+            answer = collect(pair.stream("Tell me about tin.", sampling=pair.chat_sampling))
+            assert pair.chat_sampling is None
+        # Seen: beside an edge that cannot roll back it was asked to continue, and always failed.
+        with pytest.raises(UsageError, match="reads passages"):
+            Pair(ScriptedEdge(noise(), abilities=rooted), **given)
     assert answer.text == "A whole answer."
-
-
-def test_a_chat_is_greedy_where_the_pair_is_bundled(alone: Pair) -> None:
-    assert alone.chat_sampling is None
-
-
-def test_a_cloud_that_reads_is_refused_beside_an_edge_that_cannot_roll_back() -> None:
-    """Seen: it was asked to continue the answer, and failed each time."""
-    edge = ScriptedEdge(noise(), abilities=EdgeAbilities(text=True, rewinds="no"))
-    with (
-        closing(ChatReader()) as served,
-        pytest.raises(UsageError, match="reads passages"),
-        Pair(edge, cloud=served.url, cloud_engine="openai"),
-    ):
-        pass

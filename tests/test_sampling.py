@@ -22,23 +22,14 @@ def draws(sampling: Sampling, logits: list[float], count: int = 300) -> set[int]
     return {sampling.choose(step(logits, position)) for position in range(count)}
 
 
-def test_greedy_takes_the_likeliest() -> None:
-    assert Sampling().choose(step([0.0, 3.0, 1.0])) == 1
-    assert draws(Sampling(temperature=1.0, top_k=1), [0.0, 3.0, 1.0]) == {1}
-
-
 def test_filters_keep_what_they_say() -> None:
-    logits = [math.log(p) for p in (0.5, 0.3, 0.15, 0.05)]
+    logits = [math.log(p) for p in (0.3, 0.5, 0.15, 0.05)]
+    assert Sampling().choose(step(logits)) == 1
     assert draws(Sampling(temperature=1.0), logits) == {0, 1, 2, 3}
+    assert draws(Sampling(temperature=1.0, top_k=1), logits) == {1}
     assert draws(Sampling(temperature=1.0, top_k=2), logits) == {0, 1}
     assert draws(Sampling(temperature=1.0, top_p=0.75), logits) == {0, 1}
     assert draws(Sampling(temperature=1.0, min_p=0.25), logits) == {0, 1, 2}
-
-
-def test_frequencies_follow_the_distribution() -> None:
-    logits = [math.log(p) for p in (0.7, 0.2, 0.1)]
-    taken = [Sampling(temperature=1.0, seed=3).choose(step(logits, i)) for i in range(4000)]
-    assert np.bincount(taken) / 4000 == pytest.approx([0.7, 0.2, 0.1], abs=0.03)
 
 
 def as_written(sampling: Sampling, logits: NDArray[np.float32], position: int) -> int:
@@ -55,10 +46,10 @@ def as_written(sampling: Sampling, logits: NDArray[np.float32], position: int) -
     return int(ids[np.searchsorted(cumulative, draw * cumulative[-1], side="right")])
 
 
-@pytest.mark.parametrize("size", [300, 5000, 151_936])
+@pytest.mark.parametrize("size", [4, 300, 5000, 151_936])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
 @pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"min_p": 0.02}, {"top_k": 400}])
-def test_a_large_vocabulary_is_drawn_from_as_a_small_one(
+def test_draws_are_what_the_filters_leave(
     size: int, spread: float, filters: dict[str, float]
 ) -> None:
     """However few ids are looked at."""
@@ -70,18 +61,13 @@ def test_a_large_vocabulary_is_drawn_from_as_a_small_one(
             assert taken == as_written(sampling, logits, position)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"temperature": -0.1},
-        {"temperature": math.nan},
-        {"top_p": 0.0},
-        {"top_p": 1.5},
-        {"min_p": 2.0},
-        {"top_k": -1},
-        {"seed": -1},
-    ],
-)
+BAD: list[dict[str, float]] = [
+    *({"temperature": -0.1}, {"temperature": math.nan}, {"top_p": 0.0}, {"top_p": 1.5}),
+    *({"min_p": 2.0}, {"top_k": -1}, {"seed": -1}),
+]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
 def test_bad_values_are_one_sentence_with_their_setting(bad: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="must be") as caught:
         Sampling(**bad)  # type: ignore[arg-type]

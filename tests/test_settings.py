@@ -17,56 +17,40 @@ def loaded(folder: Path, toml: str = "", *, flags: object = None, **environment:
     return load(flags or {}, environment=environment, folder=folder)[0]
 
 
-def test_without_any_source_the_defaults_hold(tmp_path: Path) -> None:
-    assert load({}, environment={}, folder=tmp_path) == (Settings(), {})
-
-
 def test_a_flag_beats_the_environment_which_beats_the_file(tmp_path: Path) -> None:
     file = "span = 2\nseed = 2\nmax-tokens = 2\n"
-    found = loaded(
-        tmp_path,
-        file,
-        flags={"span": 4, "deadline": None},
-        EDGEWISE_SPAN="3",
-        EDGEWISE_SEED="3",
-        UNRELATED="3",
-    )
+    flags, more = {"span": 4, "deadline": None}, {"EDGEWISE_SEED": "3", "UNRELATED": "3"}
+    found = loaded(tmp_path, file, flags=flags, EDGEWISE_SPAN="3", **more)
     assert (found.span, found.seed, found.max_tokens, found.ctx) == (4, 3, 2, None)
     assert found.deadline == Settings().deadline
 
 
 def test_each_type_can_be_given_everywhere(tmp_path: Path) -> None:
-    file = (
-        'edge = "a.gguf"\ncloud_share = 0.5\ngpu-layers = 7\non-cloud-error = "raise"\n'
-        "temperature = 1\n"
-    )
-    by_file = loaded(tmp_path, file)
-    by_environment = loaded(
-        tmp_path,
-        EDGEWISE_EDGE="a.gguf",
-        EDGEWISE_CLOUD_SHARE="0.5",
-        EDGEWISE_GPU_LAYERS="7",
-        EDGEWISE_ON_CLOUD_ERROR="raise",
-        EDGEWISE_TEMPERATURE="1",
-    )
+    file = """edge = "a.gguf"
+        cloud_share = 0.5
+        gpu-layers = 7
+        on-cloud-error = "raise"
+        temperature = 1"""
     flags = {"edge": "a.gguf", "cloud_share": 0.5, "gpu_layers": "7", "on_cloud_error": "raise"}
-    by_flags = loaded(tmp_path, flags={**flags, "temperature": 1.0})
-    assert by_file == by_environment == by_flags
-    assert by_flags.gpu_layers == 7
-    assert by_flags.temperature == 1.0
+    flags["temperature"] = 1.0
+    environment = {variable(name): str(value) for name, value in flags.items()}
+    expected = Settings(
+        edge="a.gguf", cloud_share=0.5, gpu_layers=7, on_cloud_error="raise", temperature=1.0
+    )
+    assert loaded(tmp_path, file) == expected
+    assert loaded(tmp_path, **environment) == expected
+    assert loaded(tmp_path, flags=flags) == expected
     assert loaded(tmp_path, EDGEWISE_GPU_LAYERS="auto").gpu_layers == "auto"
+
+
+UNKNOWN = "has the unknown variable 'EDGEWISE_THRESHOLDS'; did you mean 'EDGEWISE_THRESHOLD'?"
 
 
 @pytest.mark.parametrize(
     ("toml", "environment", "said"),
     [
         ("spam = 1", {}, "edgewise.toml has the unknown key 'spam'; did you mean 'span'?"),
-        (
-            "",
-            {"EDGEWISE_THRESHOLDS": "1"},
-            "The environment has the unknown variable 'EDGEWISE_THRESHOLDS'; "
-            "did you mean 'EDGEWISE_THRESHOLD'?",
-        ),
+        ("", {"EDGEWISE_THRESHOLDS": "1"}, f"The environment {UNKNOWN}"),
         ("[run]\nspan = 1", {}, "edgewise.toml has the unknown key 'run'; "),
         ("zzzz = 1", {}, "edgewise.toml has the unknown key 'zzzz'; known are edge, cloud, "),
         ("span = 'two'", {}, "span in edgewise.toml is not valid: Expected `int`, got `str`."),
@@ -100,19 +84,13 @@ def test_a_bad_value_is_refused_even_where_a_higher_source_replaces_it(tmp_path:
 BOTH = {"threshold": 0.5, "cloud_share": 0.1}
 
 
-@pytest.mark.parametrize(
-    ("toml", "flags", "environment", "where"),
-    [
-        ("threshold = 0.5\ncloud-share = 0.1", {}, {}, "edgewise.toml"),
-        ("", BOTH, {}, "the flags"),
-        ("", {}, {"EDGEWISE_THRESHOLD": "0.5", "EDGEWISE_CLOUD_SHARE": "0.1"}, "the environment"),
-    ],
-)
-def test_one_source_gives_a_threshold_or_a_share(
-    tmp_path: Path, toml: str, flags: dict[str, object], environment: dict[str, str], where: str
-) -> None:
-    with pytest.raises(UsageError, match=rf"\(in {where}\)"):
-        loaded(tmp_path, toml, flags=flags, **environment)
+def test_one_source_gives_a_threshold_or_a_share(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"\(in edgewise.toml\)"):
+        loaded(tmp_path, "threshold = 0.5\ncloud-share = 0.1")
+    with pytest.raises(UsageError, match=r"\(in the flags\)"):
+        loaded(tmp_path, flags=BOTH)
+    with pytest.raises(UsageError, match=r"\(in the environment\)"):
+        loaded(tmp_path, EDGEWISE_THRESHOLD="0.5", EDGEWISE_CLOUD_SHARE="0.1")
 
 
 def test_of_two_sources_the_higher_decides_which(tmp_path: Path) -> None:

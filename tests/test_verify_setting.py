@@ -1,6 +1,6 @@
 """The setting `verify`: what auto comes to, what else excludes it, and what one answer may ask."""
 
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from edgewise.errors import UsageError
 from edgewise.loop.decoder import collect
 from edgewise.opening import make_policy
 from edgewise.routers.untrained import Constant
-from edgewise.settings import Settings, load, require_honoured
+from edgewise.settings import load, require_honoured
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 
@@ -37,20 +37,12 @@ def rooted() -> ScriptedEdge:
     return edge
 
 
+OTHER = ByteTokenizer("<other>")
 AGAINST: list[dict[str, Any]] = [
-    {"router": "entropy"},
-    {"router": Constant(1.0)},
-    {"threshold": 0.5},
-    {"span": 2},
-    {"speculate": 0},
-    {"cloud_share": 0.0},
-    {"cloud_share": 1.0},
-    {"cloud": "none"},
-    {"cloud": [grey(), grey()]},
-    {"redact": "email"},
-    {"edge": rooted()},
-    {"able": False},
-    {"cloud": LocalCloud(ScriptedEdge(noise(), tokenizer=ByteTokenizer("<other>")))},
+    *({"router": "entropy"}, {"router": Constant(1.0)}, {"threshold": 0.5}, {"span": 2}),
+    *({"speculate": 0}, {"cloud_share": 0.0}, {"cloud_share": 1.0}, {"redact": "email"}),
+    *({"edge": rooted()}, {"able": False}, {"cloud": "none"}, {"cloud": [grey(), grey()]}),
+    {"cloud": LocalCloud(ScriptedEdge(noise(), tokenizer=OTHER))},
 ]
 
 
@@ -76,28 +68,36 @@ def test_auto_verifies_and_then_no_router_asks() -> None:
     assert answer.usage.verified_tokens > 0
 
 
-def test_at_a_price_a_router_asks_unless_it_is_wished() -> None:
-    for word, comes_to in (("auto", "off"), ("on", "on"), ("exact", "exact")):
-        with pair(price="0.28,0.028,0.42", verify=word) as made:
-            assert made.policy.verify == comes_to
-    cloud = grey()
-    cloud.reads_once = False
-    with pytest.raises(UsageError, match="bills each"):
-        pair(price="0.28,0.028,0.42", verify="exact", cloud=cloud)
+PRICE = {"price": "0.28,0.028,0.42"}
 
 
-@pytest.mark.parametrize("word", ["on", "ON", "Auto"])
-def test_a_share_is_kept_and_words_may_be_in_any_case(word: str) -> None:
-    with pair(verify=word, cloud_share=0.25, router="auto") as made:
-        assert (made.policy.verify, made.policy.cloud_share) == ("on", 0.25)
+@pytest.mark.parametrize(
+    ("given", "comes_to"),
+    [
+        ({"verify": "on", "cloud_share": 0.25, "router": "auto"}, ("on", 0.25)),
+        ({"verify": "ON", "cloud_share": 0.25}, ("on", 0.25)),
+        ({"verify": "Auto", "cloud_share": 0.25}, ("on", 0.25)),
+        ({"verify": "exact"}, ("exact", None)),
+        # At a price a router asks unless it is wished.
+        ({"verify": "auto", **PRICE}, ("off", 0.05)),
+        ({"verify": "on", **PRICE}, ("on", 0.10)),
+        ({"verify": "exact", **PRICE}, ("exact", None)),
+    ],
+    ids=str,
+)
+def test_what_a_word_comes_to(given: dict[str, Any], comes_to: tuple[str, float | None]) -> None:
+    with pair(**given) as made:
+        assert (made.policy.verify, made.policy.cloud_share) == comes_to
 
 
-def test_exact_has_no_share() -> None:
-    with pair(verify="exact") as made:
-        assert (made.policy.verify, made.policy.cloud_share) == ("exact", None)
+def test_exact_has_no_share_and_no_cloud_that_bills_each_time() -> None:
     with pytest.raises(UsageError) as caught:
         pair(verify="exact", cloud_share=0.1)
     assert caught.value.setting == "verify"
+    cloud = grey()
+    cloud.reads_once = False
+    with pytest.raises(UsageError, match="bills each"):
+        pair(verify="exact", cloud=cloud, **PRICE)
 
 
 def test_off_is_for_routers_whatever_the_cloud_can() -> None:
@@ -108,10 +108,12 @@ def test_off_is_for_routers_whatever_the_cloud_can() -> None:
     assert usage.verified_tokens == 0
 
 
-def test_what_cannot_be_is_refused_before_a_model_is_loaded() -> None:
+def test_what_cannot_be_is_refused_before_a_model_is_loaded_and_for_one_answer() -> None:
     with pytest.raises(UsageError) as caught:
         Pair("no-such.gguf", cloud="no-such.gguf", verify="on", threshold=0.5)
     assert caught.value.setting == "verify"
+    with pair(able=False) as made, pytest.raises(UsageError):
+        made.stream(IDS, policy=Policy(verify="exact"))
 
 
 def test_an_answer_may_leave_it_to_the_router_or_to_one_model() -> None:
@@ -126,20 +128,10 @@ def test_an_answer_may_leave_it_to_the_router_or_to_one_model() -> None:
     assert shares == [0, 1, 1]
 
 
-def test_a_policy_that_the_cloud_cannot_follow_is_refused() -> None:
-    with pair(able=False) as made, pytest.raises(UsageError):
-        made.stream(IDS, policy=Policy(verify="exact"))
-
-
-@pytest.fixture
-def chosen() -> Iterator[Settings]:
-    """As a pair keeps them that verifies exactly."""
-    with pair(verify="exact") as made:
-        yield made.settings
-
-
-def test_an_answer_may_ask_for_a_share_or_a_threshold(chosen: Settings) -> None:
+def test_an_answer_may_ask_for_a_share_or_a_threshold() -> None:
     """As the server's model ids and the chat's `/share` do."""
+    with pair(verify="exact") as made:
+        chosen = made.settings
     policy = make_policy(replace(chosen, cloud_share=0.2), {})
     assert (policy.verify, policy.cloud_share) == ("on", 0.2)
     assert not make_policy(replace(chosen, cloud_share=0.0), {}).verifies
@@ -147,7 +139,7 @@ def test_an_answer_may_ask_for_a_share_or_a_threshold(chosen: Settings) -> None:
     assert (fixed.verify, fixed.threshold, fixed.cloud_share) == ("off", 0.3, None)
 
 
-def test_a_reader_of_routers_takes_off_as_no_wish(tmp_path: Any) -> None:
+def test_a_reader_of_routers_takes_off_as_no_wish(tmp_path: Path) -> None:
     off, exact = (
         load({}, environment={"EDGEWISE_VERIFY": word}, folder=tmp_path)
         for word in ("off", "exact")

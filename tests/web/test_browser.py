@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ ROUTER = bundled("routers") / "bundled-edge"
 MODEL = PageModel("bundled", bundled("edge"), "141b49fbc0933471", ROUTER, 0.05)
 EXAMPLES = bundled("edge").parents[1] / "server" / "page" / "examples.json"
 SUM = pocketqa().questions[4].prompt.removeprefix("Question: ").partition(" Answer and")[0]
+SCHEMES: tuple[Any, ...] = ("light", "dark")
 PAGES = int(os.environ.get("PAGES", "5"))
 """That ask at once."""
 
@@ -78,8 +79,8 @@ const answered = async (content, policy, more = {}) => {
 
 
 @contextmanager
-def serving(keys: Path | None = None, port: int | None = None) -> Iterator[Running]:
-    with gateway([LocalEngine()], page=MODEL, keys=keys, port=port) as running:
+def serving(keys: Path | None = None) -> Iterator[Running]:
+    with gateway([LocalEngine()], page=MODEL, keys=keys) as running:
         yield running
 
 
@@ -98,10 +99,18 @@ def open_page(context: BrowserContext, url: str, path: str = "/") -> Page:
 
 
 @pytest.fixture
+def keyed(tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """A gateway that wants a key, and one."""
+    keys = tmp_path / "keys.json"
+    secret = add_key(keys, "phone")
+    with serving(keys) as running:
+        yield running.url, secret
+
+
+@pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    made = browser.new_context()
-    yield made
-    made.close()
+    with browser.new_context() as made:
+        yield made
 
 
 @pytest.fixture
@@ -112,6 +121,34 @@ def page(context: BrowserContext, served: str) -> Iterator[Page]:
     context.on("console", lambda said: said.type == "error" and problems.append(said.text))
     yield open_page(context, served)
     assert problems == []
+
+
+def share(page: Page, percent: int) -> None:
+    page.get_by_label("Cloud share").fill(str(percent))
+
+
+def ask_both(page: Page) -> None:
+    """With a share at which the cloud writes some of the answer."""
+    share(page, 30)
+    ask(page, SUM)
+
+
+def choose_router(page: Page, name: str) -> None:
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Router").select_option(name)
+    page.keyboard.press("Escape")
+
+
+def forget(page: Page) -> None:
+    """All that the browser keeps; the settings stay open."""
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_role("button", name="Forget").click()
+    expect(page.locator("#kept")).not_to_be_empty()
+
+
+def says(page: Page, caption: str) -> None:
+    """Below the last answer."""
+    expect(page.locator(".caption").last).to_contain_text(caption)
 
 
 def run(page: Page, script: str, argument: Any = None) -> Any:
@@ -137,24 +174,19 @@ def test_twenty_questions_are_answered_as_by_python(page: Page, served: str) -> 
         """,
         {"asked": asked, "threshold": THRESHOLD},
     )
-    edge = LlamaModel(bundled("edge"), threads=1)
-    cloud = GatewayCloud(served)
-    cloud.check_vocabulary(edge.tokenizer)
-    policy = Policy(threshold=THRESHOLD, deadline=60.0)
-    decoder = Decoder(edge, router=MaxProb(), policy=policy, cloud=cloud)
     different = 0
-    for question, found in zip(questions, here, strict=True):
-        answer = decoder.generate(
-            question_ids(edge.tokenizer, question), max_tokens=96, candidates=True
-        )
-        wanted = [[token.id, token.source] for token in answer.tokens]
-        if found != wanted:
-            different += 1
-            pairs = zip(answer.tokens, found, strict=False)
-            first = next(token for token, other in pairs if [token.id, token.source] != other)
-            assert is_close(first), (question.id, first)
-    cloud.close()
-    edge.close()
+    with LlamaModel(bundled("edge"), threads=1) as edge, closing(GatewayCloud(served)) as cloud:
+        cloud.check_vocabulary(edge.tokenizer)
+        policy = Policy(threshold=THRESHOLD, deadline=60.0)
+        decoder = Decoder(edge, router=MaxProb(), policy=policy, cloud=cloud)
+        for question, found in zip(questions, here, strict=True):
+            ids = question_ids(edge.tokenizer, question)
+            wanted = decoder.generate(ids, max_tokens=96, candidates=True).tokens
+            if found != [[token.id, token.source] for token in wanted]:
+                different += 1
+                pairs = zip(wanted, found, strict=False)
+                first = next(token for token, other in pairs if [token.id, token.source] != other)
+                assert is_close(first), (question.id, first)
     print(f"{different} of {len(questions)} answers differ")
     assert different <= 2
     assert any(source == "cloud" for answer in here for _, source in answer)
@@ -169,22 +201,19 @@ def is_close(token: Token) -> bool:
 
 def test_prompts_have_the_ids_that_python_gives_them(page: Page) -> None:
     """Whatever is said, only the template makes control tokens."""
-    edge = LlamaModel(bundled("edge"), threads=1)
     conversation = [("user", "Hello"), ("assistant", "Hi."), ("user", SPECIAL)]
-    messages = [Message(role, content) for role, content in conversation]  # type: ignore[arg-type]
-    told = run(
-        page,
-        """
-        const ids = await edge.promptIds(given);
-        return [edge.tokenizer, ids, edge.context, [...edge.eosIds].sort()];
-        """,
-        [{"role": role, "content": content} for role, content in conversation],
-    )
-    prompt = prompt_of(edge.tokenizer, messages)
-    assert told[0] == tokenizer_fingerprint(edge.tokenizer)
-    assert told[1] == list(prompt.ids)
-    assert told[2:] == [edge.context, sorted(edge.tokenizer.eos_ids)]
-    edge.close()
+    script = """
+    const ids = await edge.promptIds(given);
+    return [edge.tokenizer, ids, edge.context, [...edge.eosIds].sort()];
+    """
+    told = run(page, script, [{"role": role, "content": said} for role, said in conversation])
+    messages = [Message(role, said) for role, said in conversation]  # type: ignore[arg-type]
+    with LlamaModel(bundled("edge"), threads=1) as edge:
+        fingerprint, ids = (
+            tokenizer_fingerprint(edge.tokenizer),
+            prompt_of(edge.tokenizer, messages).ids,
+        )
+        assert told == [fingerprint, list(ids), edge.context, sorted(edge.tokenizer.eos_ids)]
 
 
 def test_the_first_screen_shows_what_the_cloud_is_for(page: Page) -> None:
@@ -200,34 +229,27 @@ def test_the_first_screen_shows_what_the_cloud_is_for(page: Page) -> None:
         page.get_by_role("button", name="New chat").click()
 
 
-def test_a_router_without_a_calibration_is_measured_once(page: Page) -> None:
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Router").select_option("max-prob")
-    page.keyboard.press("Escape")
-    ask(page, SUM)
-    kept = "() => localStorage.getItem(`edgewise.starts max-prob ${given}`)"
-    config = page.request.get(f"{page.url}config.json").json()
-    starts = json.loads(page.evaluate(kept.replace("given", repr(config["model"]["sha256"]))))
-    assert [share for share, _ in starts] == list(SHARES)
-
-
 STOPPED_AT_ONCE = """() => {
     document.getElementById("ask").requestSubmit();
     document.getElementById("ask").requestSubmit();
 }"""
 
 
-def test_the_measurement_of_a_router_can_be_stopped(page: Page) -> None:
-    """And is made again: what came of it is not kept. The question does not leave any more."""
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Router").select_option("entropy")
-    page.keyboard.press("Escape")
+def test_a_router_without_a_calibration_is_measured_once(page: Page) -> None:
+    """It can be stopped, and is made again: nothing of it is kept, and no question has left."""
+    choose_router(page, "max-prob")
     page.get_by_label("Message").fill(SUM)
     page.evaluate(STOPPED_AT_ONCE)
-    expect(page.locator(".caption")).to_contain_text("It was stopped.")
+    says(page, "It was stopped.")
     kept = page.evaluate("Object.keys(localStorage)")
     assert [name for name in kept if name.startswith("edgewise.starts")] == []
     expect(page.locator("#sent-sum")).to_have_text("nothing")
+    ask(page, SUM)
+    model = page.request.get(f"{page.url}config.json").json()["model"]["sha256"]
+    starts = page.evaluate(
+        "(name) => localStorage.getItem(name)", f"edgewise.starts max-prob {model}"
+    )
+    assert [share for share, _ in json.loads(starts)] == list(SHARES)
 
 
 def test_an_answer_says_who_wrote_what(page: Page) -> None:
@@ -261,13 +283,12 @@ def test_nothing_leaves_at_a_share_of_0_or_disconnected(
     requests: list[str] = []
     page.on("websocket", lambda socket: sockets.append(socket.url))
     page.on("request", lambda request: requests.append(request.url))
-    page.get_by_label("Cloud share").fill("0")
+    share(page, 0)
     ask(page, SUM)
-    page.get_by_label("Cloud share").fill("30")
     page.get_by_role("button", name="Disconnect").click()
-    ask(page, SUM)
+    ask_both(page)
     expect(page.locator(".caption")).to_have_count(2)
-    expect(page.locator(".caption").last).to_contain_text("All by this device")
+    says(page, "All by this device")
     expect(page.locator("#sent-sum")).to_have_text("nothing")
     assert (sockets, requests) == ([], [])
 
@@ -277,48 +298,37 @@ def test_a_gateway_that_is_killed_ends_no_answer(context: BrowserContext) -> Non
     with serving() as running:
         page = open_page(context, running.url)
         page.evaluate("() => navigator.serviceWorker.ready.then(() => null)")
-        page.get_by_label("Cloud share").fill("30")
-        ask(page, SUM)
+        ask_both(page)
         page.get_by_label("Message").fill(f"{SUM} " * 3)
         page.keyboard.press("Enter")
         expect(page.locator(".text").last).not_to_be_empty()
     expect(page.locator(".caption").last).not_to_be_empty(timeout=PATIENCE)
     expect(page.locator(".answer").last).to_have_attribute("aria-busy", "false")
     ask(page, SUM)
-    expect(page.locator(".caption").last).to_contain_text("All by this device")
+    says(page, "All by this device")
     page.reload()
     expect(page.locator("#state")).to_have_text("Ready.", timeout=PATIENCE)
     ask(page, SUM)
-    expect(page.locator(".caption")).to_contain_text("All by this device")
+    says(page, "All by this device")
 
 
-def test_a_key_comes_with_the_address_and_leaves_it(browser: Browser, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.json"
-    secret = add_key(keys, "phone")
-    with serving(keys) as running:
-        context = browser.new_context()
-        page = open_page(context, running.url, f"/page/#key={secret}")
-        assert secret not in page.url
-        page.get_by_label("Cloud share").fill("30")
-        ask(page, SUM)
-        expect(page.locator(".caption")).to_contain_text("The cloud wrote")
-        context.close()
-        context = browser.new_context()
-        page = context.new_page()
-        page.goto(running.url)
-        expect(page.locator("#state")).to_contain_text("wants a key", timeout=PATIENCE)
-        page.get_by_label("Cloud share").fill("30")
-        ask(page, SUM)
-        expect(page.locator(".problem")).to_contain_text("the edge wrote instead")
-        page.evaluate("location.hash = 'key=ew-wrong'")
-        expect(page.locator("#state")).to_contain_text("does not accept")
-        # In a page that is open it is taken as well.
-        page.evaluate("(key) => { location.hash = `key=${key}` }", secret)
-        expect(page.locator("#state")).to_have_text("Ready.")
-        assert secret not in page.url
-        ask(page, SUM)
-        expect(page.locator(".caption").last).to_contain_text("The cloud wrote")
-        context.close()
+def test_a_page_without_a_key_takes_one_from_the_address(
+    context: BrowserContext, keyed: tuple[str, str]
+) -> None:
+    url, secret = keyed
+    page = context.new_page()
+    page.goto(url)
+    expect(page.locator("#state")).to_contain_text("wants a key", timeout=PATIENCE)
+    ask_both(page)
+    expect(page.locator(".problem")).to_contain_text("the edge wrote instead")
+    page.evaluate("location.hash = 'key=ew-wrong'")
+    expect(page.locator("#state")).to_contain_text("does not accept")
+    # In a page that is open it is taken as well.
+    page.evaluate("(key) => { location.hash = `key=${key}` }", secret)
+    expect(page.locator("#state")).to_have_text("Ready.")
+    assert secret not in page.url
+    ask(page, SUM)
+    says(page, "The cloud wrote")
 
 
 KEPT = """async () => {
@@ -332,37 +342,31 @@ KEPT = """async () => {
 }"""
 
 
-def test_a_key_is_kept_in_its_tab_alone_and_forgotten(browser: Browser, tmp_path: Path) -> None:
+def test_a_key_is_kept_in_its_tab_alone_and_forgotten(
+    context: BrowserContext, keyed: tuple[str, str]
+) -> None:
     """Not in the worker's files, though they were asked for with it; then nowhere."""
-    keys = tmp_path / "keys.json"
-    secret = add_key(keys, "phone")
-    with serving(keys) as running:
-        context = browser.new_context()
-        page = open_page(context, running.url, f"/page/#key={secret}")
-        page.evaluate("() => navigator.serviceWorker.ready.then(() => null)")
-        page.close()
-        # The worker is in control from here on.
-        page = open_page(context, running.url, f"/page/?key={secret}#key={secret}")
-        assert page.evaluate("() => navigator.serviceWorker.controller !== null")
-        assert secret not in page.url
-        kept = page.evaluate(KEPT)
-        assert kept["addresses"]
-        assert secret not in json.dumps(kept["addresses"])
-        assert kept["storages"] == [{}, {"edgewise.key": secret}, ""]
-        page.get_by_role("button", name="Settings").click()
-        page.get_by_role("button", name="Forget").click()
-        expect(page.locator("#kept")).not_to_be_empty()
-        assert page.evaluate(KEPT) == {
-            "addresses": [],
-            "storages": [{}, {}, ""],
-            "field": "",
-            "workers": 0,
-        }
-        page.keyboard.press("Escape")
-        page.get_by_label("Cloud share").fill("30")
-        ask(page, SUM)
-        expect(page.locator(".problem")).to_contain_text("the edge wrote instead")
-        context.close()
+    url, secret = keyed
+    page = open_page(context, url, f"/page/#key={secret}")
+    assert secret not in page.url
+    page.evaluate("() => navigator.serviceWorker.ready.then(() => null)")
+    page.close()
+    # The worker is in control from here on.
+    page = open_page(context, url, f"/page/?key={secret}#key={secret}")
+    assert page.evaluate("() => navigator.serviceWorker.controller !== null")
+    assert secret not in page.url
+    kept = page.evaluate(KEPT)
+    assert kept["addresses"]
+    assert secret not in json.dumps(kept["addresses"])
+    assert kept["storages"] == [{}, {"edgewise.key": secret}, ""]
+    ask_both(page)
+    says(page, "The cloud wrote")
+    forget(page)
+    nothing = {"addresses": [], "storages": [{}, {}, ""], "field": "", "workers": 0}
+    assert page.evaluate(KEPT) == nothing
+    page.keyboard.press("Escape")
+    ask_both(page)
+    expect(page.locator(".problem").last).to_contain_text("the edge wrote instead")
 
 
 CONSULTS_LOST = """
@@ -374,32 +378,31 @@ WebSocket.prototype.send = function (frame) {
 """
 
 
-def begin_a_consult(page: Page) -> None:
-    page.get_by_label("Cloud share").fill("30")
+@contextmanager
+def disconnected_in_a_consult(page: Page) -> Iterator[None]:
+    """Before which the block runs; then this device goes on alone."""
+    share(page, 30)
     begin(page, SUM)
     expect(page.locator("#sent-rows td:nth-child(2)")).to_have_text("1")
+    yield
+    page.get_by_role("button", name="Disconnect").click()
+    done(page)
+    says(page, "All by this device")
 
 
-def test_a_key_that_was_forgotten_is_not_used_again(browser: Browser, tmp_path: Path) -> None:
-    """Not by the answer that is being written either: this device goes on alone."""
-    keys = tmp_path / "keys.json"
-    secret = add_key(keys, "phone")
-    with serving(keys) as running:
-        context = browser.new_context()
-        context.add_init_script(CONSULTS_LOST)
-        page = open_page(context, running.url, f"/page/#key={secret}")
-        sockets: list[str] = []
-        page.on("websocket", lambda socket: sockets.append(socket.url))
-        begin_a_consult(page)
-        page.get_by_role("button", name="Settings").click()
-        page.get_by_role("button", name="Forget").click()
-        expect(page.locator("#kept")).not_to_be_empty()
+def test_a_key_that_was_forgotten_is_not_used_again(
+    context: BrowserContext, keyed: tuple[str, str]
+) -> None:
+    """Not by the answer that is being written either."""
+    url, secret = keyed
+    context.add_init_script(CONSULTS_LOST)
+    page = open_page(context, url, f"/page/#key={secret}")
+    sockets: list[str] = []
+    page.on("websocket", lambda socket: sockets.append(socket.url))
+    with disconnected_in_a_consult(page):
+        forget(page)
         page.keyboard.press("Escape")
-        page.get_by_role("button", name="Disconnect").click()
-        done(page)
-        expect(page.locator(".caption")).to_contain_text("All by this device")
-        assert len(sockets) == 1
-        context.close()
+    assert len(sockets) == 1
 
 
 def test_disconnected_in_a_consult_nothing_more_leaves(
@@ -408,15 +411,10 @@ def test_disconnected_in_a_consult_nothing_more_leaves(
     """No question why the consult failed, nor whether another key is taken."""
     context.add_init_script(CONSULTS_LOST)
     page = open_page(context, served)
-    begin_a_consult(page)
     requests: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.get_by_role("button", name="Disconnect").click()
-    done(page)
-    expect(page.locator(".caption")).to_contain_text("All by this device")
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_role("button", name="Forget").click()
-    expect(page.locator("#kept")).not_to_be_empty()
+    with disconnected_in_a_consult(page):
+        page.on("request", lambda request: requests.append(request.url))
+    forget(page)
     assert requests == []
 
 
@@ -428,25 +426,20 @@ Object.defineProperty(Navigator.prototype, "serviceWorker", blocked);
 """
 
 
-def test_a_browser_that_blocks_storage_has_the_page(browser: Browser, tmp_path: Path) -> None:
-    keys = tmp_path / "keys.json"
-    secret = add_key(keys, "phone")
+def test_a_browser_that_blocks_storage_has_the_page(
+    context: BrowserContext, keyed: tuple[str, str]
+) -> None:
+    url, secret = keyed
     problems: list[str] = []
-    with serving(keys) as running:
-        context = browser.new_context()
-        context.add_init_script(BLOCKED)
-        context.on("weberror", lambda error: problems.append(str(error.error)))
-        page = open_page(context, running.url, f"/page/#key={secret}")
-        page.get_by_role("button", name="Settings").click()
-        page.get_by_label("Router").select_option("max-prob")
-        page.get_by_role("button", name="Forget").click()
-        expect(page.locator("#kept")).not_to_be_empty()
-        page.get_by_label("Key of the gateway").fill(secret)
-        page.keyboard.press("Escape")
-        page.get_by_label("Cloud share").fill("30")
-        ask(page, SUM)
-        expect(page.locator(".caption")).to_contain_text("The cloud wrote")
-        context.close()
+    context.add_init_script(BLOCKED)
+    context.on("weberror", lambda error: problems.append(str(error.error)))
+    page = open_page(context, url, f"/page/#key={secret}")
+    choose_router(page, "max-prob")
+    forget(page)
+    page.get_by_label("Key of the gateway").fill(secret)
+    page.keyboard.press("Escape")
+    ask_both(page)
+    says(page, "The cloud wrote")
     assert problems == []
 
 
@@ -469,20 +462,19 @@ def test_the_page_needs_no_name_of_the_gateways_model(context: BrowserContext, s
 
 def test_a_large_model_is_announced(browser: Browser, served: str) -> None:
     """Nothing of it is loaded before somebody says so."""
-    context = browser.new_context(service_workers="block")
-    page = context.new_page()
     loaded: list[str] = []
-    page.on("request", lambda one: one.url.endswith(".gguf") and loaded.append(one.url))
-    config = page.request.get(f"{served}/page/config.json").json()
-    config["model"]["bytes"] = 150_000_000
-    page.route("**/config.json", lambda route: route.fulfill(json=config))
-    page.goto(served)
-    expect(page.locator("#state")).to_contain_text("150 MB")
-    assert loaded == []
-    page.get_by_role("button", name="Load it").press("Enter")
-    # It is another file than was announced.
-    expect(page.locator("#state")).to_contain_text("did not come whole", timeout=PATIENCE)
-    context.close()
+    with browser.new_context(service_workers="block") as context:
+        page = context.new_page()
+        page.on("request", lambda one: one.url.endswith(".gguf") and loaded.append(one.url))
+        config = page.request.get(f"{served}/page/config.json").json()
+        config["model"]["bytes"] = 150_000_000
+        page.route("**/config.json", lambda route: route.fulfill(json=config))
+        page.goto(served)
+        expect(page.locator("#state")).to_contain_text("150 MB")
+        assert loaded == []
+        page.get_by_role("button", name="Load it").press("Enter")
+        # It is another file than was announced.
+        expect(page.locator("#state")).to_contain_text("did not come whole", timeout=PATIENCE)
 
 
 def test_several_pages_are_answered_each_on_its_own(context: BrowserContext, served: str) -> None:
@@ -490,7 +482,7 @@ def test_several_pages_are_answered_each_on_its_own(context: BrowserContext, ser
     names = ["Hugo", "Cleo", "Jack", "Kim", "Mia"]
     pages = [(open_page(context, served), names[n % len(names)]) for n in range(PAGES)]
     for page, name in pages:
-        page.get_by_label("Cloud share").fill("30")
+        share(page, 30)
         page.get_by_label("Message").fill(SUM.replace("Hugo", name))
         page.get_by_role("button", name="Send").click()
     for page, _ in pages:
@@ -536,24 +528,23 @@ def renderers(browser: Browser) -> int:
 
 
 @pytest.mark.parametrize("size", [(1280, 760), (390, 800)], ids=["wide", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everybody_can_use_it(page: Page, size: tuple[int, int], scheme: Any) -> None:
+def test_everybody_can_use_it(page: Page, size: tuple[int, int]) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page.set_viewport_size({"width": size[0], "height": size[1]})
-    page.emulate_media(color_scheme=scheme)
     for shown in ("first", "answered", "settings"):
         if shown == "answered":
-            page.get_by_label("Cloud share").fill("30")
-            ask(page, SUM)
+            ask_both(page)
             page.locator("#sent summary").click()
         elif shown == "settings":
             page.get_by_role("button", name="Settings").click()
-        found = axe.Axe().run(page)
-        assert found.violations_count == 0, found.generate_report()
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= size[0]
-    if folder := os.environ.get("SCREENSHOTS"):
-        page.keyboard.press("Escape")
-        page.screenshot(path=Path(folder) / f"browser-{size[0]}-{scheme}.png")
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            found = axe.Axe().run(page)
+            assert found.violations_count == 0, (scheme, found.generate_report())
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Settings")).to_be_focused()
+    if folder := os.environ.get("SCREENSHOTS"):
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            page.screenshot(path=Path(folder) / f"browser-{size[0]}-{scheme}.png")

@@ -30,16 +30,8 @@ from edgewise.routers.mlp import Mlp
 from edgewise.routers.signals import width_of
 from edgewise.routers.untrained import Entropy, MaxProb
 from edgewise.testing.scripted_edge import EOS, Script, ScriptedEdge, noise
-from edgewise.wire.protocol import (
-    Ask,
-    Failed,
-    FromDevice,
-    FromGateway,
-    Opened,
-    Reply,
-    encode,
-    tokenizer_fingerprint,
-)
+from edgewise.wire import protocol
+from edgewise.wire.protocol import Ask, Failed, FromDevice, FromGateway, Opened, Reply, encode
 from tests.doubles.scripted_engine import Misdeed, ScriptedEngine
 from tests.gateway.running import gateway
 
@@ -51,6 +43,11 @@ TEXT = "The naïve café of 12 Main Street is “open”, says Ada: 日本語 �
 
 CONSULT = "index outcome requested answered"
 TOKEN = "index id text source reason score threshold logprob"
+POLICY = {"threshold": "threshold", "cloudShare": "cloud_share"}
+POLICY |= {"maxCloudTokens": "max_cloud_tokens", "span": "span", "deadline": "deadline"}
+USAGE = {"edge": "edge_tokens", "cloud": "cloud_tokens", "wasted": "wasted_tokens"}
+USAGE |= {"corrections": "correction_tokens", "calls": "cloud_calls", "failed": "failed_calls"}
+USAGE |= {"cloudShare": "cloud_share"}
 
 Fault = Callable[[int], Misdeed | None]
 
@@ -160,14 +157,8 @@ def transcript(
     return {
         "name": name,
         "router": files or names[type(router)],
-        "policy": {
-            "threshold": policy.threshold,
-            "cloudShare": policy.cloud_share,
-            "maxCloudTokens": policy.max_cloud_tokens,
-            "span": policy.span,
-            "deadline": policy.deadline,
-        },
-        "tokenizer": tokenizer_fingerprint(model.tokenizer),
+        "policy": {name: getattr(policy, field) for name, field in POLICY.items()},
+        "tokenizer": protocol.tokenizer_fingerprint(model.tokenizer),
         "prompt": prompt,
         "maxTokens": max_tokens,
         "context": model.context,
@@ -178,13 +169,7 @@ def transcript(
         "finished": {
             "text": end.text,
             "finishReason": end.finish_reason,
-            "edge": end.usage.edge_tokens,
-            "cloud": end.usage.cloud_tokens,
-            "wasted": end.usage.wasted_tokens,
-            "corrections": end.usage.correction_tokens,
-            "calls": end.usage.cloud_calls,
-            "failed": end.usage.failed_calls,
-            "cloudShare": end.usage.cloud_share,
+            **{name: getattr(end.usage, field) for name, field in USAGE.items()},
             "bucket": budget.bucket,
         },
     }
