@@ -11,6 +11,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
+SIZES = {"wide": (1280, 760), "phone": (390, 800)}
 QUESTION = pocketqa().questions[1].prompt
 PATIENCE = 60_000
 """Milliseconds that a busy machine may take; nobody waits for them elsewhere."""
