@@ -39,7 +39,7 @@ from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import DIALECTS
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
-from tests.server.in_process import ASK, BODIES, CHAT, answering_of, app, at_port
+from tests.server.in_process import ASK, BODIES, answering_of, app, at_port
 from tests.tool_models import ToolTokenizer
 
 MARK = {"edgewise": {"cloud": "none"}}
@@ -141,27 +141,39 @@ def test_a_completion_is_local_where_it_says_so() -> None:
         assert recorder.messages != []
 
 
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"edgewise": {"cloud": "some"}}, "edgewise.cloud"),
-        ({"messages": [turn("user", "x") | {"edgewise": {"cloud": "all"}}]}, "messages.0.edgewise"),
-        ({"messages": [turn("user", "x") | {"edgewise": {}}]}, "messages.0.edgewise"),
-        ({"headers": {"X-Edgewise-Cloud": "auto"}}, "X-Edgewise-Cloud"),
-        ({"headers": {"X-Edgewise-Cloud": ""}}, "X-Edgewise-Cloud"),
-        ({"model": "edgewise:cloud", **MARK}, "model"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused(more: dict[str, Any], param: str) -> None:
-    with watched("llama-server") as (client, recorder):
-        found = post(client, more.pop("messages", CHAT["messages"]), **more)
-        assert found.status_code == 400
-        assert found.json()["error"]["param"].startswith(param)
-        assert recorder.messages == []
+USED = {"type": "tool_use", "id": "x", "name": "a", "input": {}}
+CALLED = {"type": "function_call", "call_id": "x", "name": "a", "arguments": "{}"}
+ALL = {"edgewise": {"cloud": "all"}}
+X = turn("user", "x")
+UNHELD: list[tuple[str, dict[str, Any], str]] = [
+    ("chat/completions", {"edgewise": {"cloud": "some"}}, "edgewise.cloud"),
+    ("chat/completions", {"messages": [X | ALL]}, "messages.0.edgewise"),
+    ("chat/completions", {"messages": [X | {"edgewise": {}}]}, "messages.0.edgewise"),
+    ("chat/completions", {"headers": {"X-Edgewise-Cloud": "auto"}}, "X-Edgewise-Cloud"),
+    ("chat/completions", {"headers": {"X-Edgewise-Cloud": ""}}, "X-Edgewise-Cloud"),
+    ("chat/completions", {"model": "edgewise:cloud", **MARK}, "model"),
+    # Marks on what is no message.
+    ("responses", {"input": [X, CALLED | MARK, X]}, "edgewise is not supported"),
+    ("messages", {"messages": [X, {"role": "assistant", "content": [USED | MARK]}, X]},
+     "edgewise is not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "more", "told"), UNHELD)
+def test_what_cannot_be_honoured_is_refused(path: str, more: dict[str, Any], told: str) -> None:
+    headers = more.get("headers", {})
+    body = BODIES[path] | {key: one for key, one in more.items() if key != "headers"}
+    edge = ScriptedEdge(noise(), tokenizer=ToolTokenizer())
+    cloud = ScriptedCloud(noise(), tokenizer=ToolTokenizer())
+    with app(cloud, edge=edge) as client:
+        found = client.post(f"/v1/{path}", json=body, headers=headers)
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert told in error["message"] if " " in told else error["param"].startswith(told)
+    assert cloud.opened == 0
 
 
 THOUGHT = [{"type": "thinking", "thinking": "so", "signature": "x"}]
-USED = {"type": "tool_use", "id": "x", "name": "a", "input": {}}
 RESULT = [{"type": "tool_result", "tool_use_id": "x", "content": "hidden-2"}]
 MARKED: list[tuple[str, list[dict[str, Any]]]] = [
     *(
@@ -189,25 +201,6 @@ def test_a_mark_on_a_message_holds_at_every_endpoint(path: str, said: list[dict[
             found = client.post(f"/v1/{path}", json=BODIES[path] | {field: turns})
             assert found.status_code == 200, found.text
             assert cloud.opened == opened
-
-
-CALLED = {"type": "function_call", "call_id": "x", "name": "a", "arguments": "{}"}
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("responses", CALLED | MARK),
-        ("messages", {"role": "assistant", "content": [USED | MARK]}),
-    ],
-)
-def test_a_mark_on_what_is_no_message_is_refused(path: str, said: dict[str, Any]) -> None:
-    field = "input" if path == "responses" else "messages"
-    with app(edge=ScriptedEdge(noise(), tokenizer=ToolTokenizer())) as client:
-        body = BODIES[path] | {field: [turn("user", "x"), said, turn("user", "x")]}
-        found = client.post(f"/v1/{path}", json=body)
-    assert found.status_code == 400
-    assert "edgewise is not supported" in found.text
 
 
 def test_a_mark_goes_on_to_all_that_follows_and_is_remembered() -> None:
@@ -318,31 +311,22 @@ def asked() -> Iterator[Asking]:
 
 @pytest.mark.parametrize("later", ENDPOINTS)
 @pytest.mark.parametrize("first", ENDPOINTS)
-def test_a_stopped_local_question_stays_here_when_the_next_one_follows(
+def test_what_was_stopped_stays_here_when_the_next_question_follows(
     asked: Asking, first: str, later: str
 ) -> None:
+    """The question itself, and its answer wherever it was stopped."""
     said = f"{SECRET} {first} {later}"
+    # In a prompt without turns a beginning is known once it is long.
+    many = 80 if later == "completions" else 9
     asked.stop(first, [("user", said)], 1, headers=HEADER)
+    answer = asked.stop(first, [("user", f"{said} again")], many, headers=HEADER)
+    assert len(answer) >= 5
     for more in ([("user", said), ("user", "and more")], [("user", [said, "and more"])]):
         assert asked.ask(later, more).status_code == 200
     assert "hidden" not in asked.crossed
-
-
-@pytest.mark.parametrize("later", ENDPOINTS)
-@pytest.mark.parametrize("first", ENDPOINTS)
-def test_a_local_answer_stays_here_wherever_it_was_stopped(
-    asked: Asking, first: str, later: str
-) -> None:
-    said = f"{SECRET} answered {first} {later}"
-    # In a prompt without turns a beginning is known once it is long.
-    answer = asked.stop(
-        first, [("user", said)], 80 if later == "completions" else 9, headers=HEADER
-    )
-    assert len(answer) >= 5
     before = asked.crossed
     turns = [("user", "what was it?"), ("assistant", answer), ("user", "go on")]
-    found = asked.ask(later, turns)
-    assert found.status_code == 200
+    assert asked.ask(later, turns).status_code == 200
     assert asked.crossed == before
 
 

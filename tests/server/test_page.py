@@ -412,7 +412,7 @@ def test_what_an_answer_cost(browser: Browser, page: Page) -> None:
 def test_the_page_asks_as_the_server_says_that_it_does(
     page: Page, linked: tuple[str, Link]
 ) -> None:
-    """The bundled edge model is greedy, others are drawn from; until the dial is touched flags hold."""
+    """The bundled edge is greedy, others are drawn from; until the dial is touched flags hold."""
     bodies = sent_bodies(page)
     pair = page.request.get(f"{linked[0]}/health").json()
 
