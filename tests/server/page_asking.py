@@ -138,6 +138,13 @@ def reply(page: Page, chunks: Sequence[Mapping[str, Any] | str]) -> None:
     page.route("**/v1/chat/completions", answer)
 
 
+def answered(page: Page, chunks: Sequence[Mapping[str, Any] | str], text: str = "tin") -> Locator:
+    """Ask this, and what is asked from now on is answered with these chunks; returns the turn."""
+    reply(page, chunks)
+    ask(page, text)
+    return page.locator(".turn").last
+
+
 HELD = """() => {
     window.replies = [];
     const own = window.fetch;

@@ -20,6 +20,7 @@ from tests.server.page_asking import (
     QUESTION,
     SIZES,
     another_turn,
+    answered,
     ask,
     ask_example,
     begin,
@@ -86,11 +87,9 @@ def test_kinds_of_tokens_are_told_without_colour_and_in_the_legend(page: Page) -
     legend = page.get_by_label("Legend")
     shown = legend.locator("li").filter(visible=True)
     expect(shown).to_have_count(7)
-    reply(page, [token(0, "Tin"), cloud_token(1, " a", " no"), END, usage()])
-    ask(page, "tin")
+    answered(page, [token(0, "Tin"), cloud_token(1, " a", " no"), END, usage()])
     expect(shown).to_have_count(2)
-    reply(page, KINDS)
-    ask(page, "tin")
+    answered(page, KINDS)
     expect(shown).to_have_count(5)
     drawn = page.locator(".turn").last.locator(".text .token")
     styles = drawn.evaluate_all(
@@ -108,8 +107,7 @@ def test_kinds_of_tokens_are_told_without_colour_and_in_the_legend(page: Page) -
 
 def test_what_the_edge_would_have_written_stands_above(page: Page) -> None:
     """Struck, and apart: "4" changed to "3" before "4" is no "434"."""
-    reply(page, [token(0, "It makes "), cloud_token(1, "3", "4"), token(2, "4."), END])
-    ask(page, "tin")
+    answered(page, [token(0, "It makes "), cloud_token(1, "3", "4"), token(2, "4."), END])
     struck, changed = page.locator(".text rt del"), page.locator(".text .changed mark")
     expect(struck).to_have_text("4")
     assert "line-through" in struck.evaluate("node => getComputedStyle(node).textDecoration")
@@ -169,8 +167,7 @@ def test_a_sentence_says_what_the_cloud_did(page: Page) -> None:
     expect(page.locator(".caption")).to_contain_text("the share is 0")
     page.get_by_label("Cloud share").fill("5")
     for chunks, told in SENTENCES:
-        reply(page, chunks)
-        ask(page, "tin")
+        answered(page, chunks)
         for part in told:
             expect(page.locator(".caption").last).to_contain_text(part)
     # Nobody knows what is right.
@@ -188,9 +185,7 @@ def test_one_thing_is_called_a_change(page: Page) -> None:
         (same, "confirmed", "1 of 3 tokens and agreed", "0 / 1"),
         (other, "changed", "1 of 3 tokens: no → a", "1 / 1"),
     ):
-        reply(page, [token(0, "Tin"), chunk, token(2, "."), END, counted])
-        ask(page, "tin")
-        turn = page.locator(".turn").last
+        turn = answered(page, [token(0, "Tin"), chunk, token(2, "."), END, counted])
         expect(turn.locator(".caption")).to_contain_text(said)
         expect(turn.locator(f".text .{kind}")).to_have_count(1)
         turn.locator(".meters summary").click()
@@ -203,11 +198,9 @@ def test_one_thing_is_called_a_change(page: Page) -> None:
 def test_the_legend_has_what_the_answers_have(page: Page) -> None:
     shown = page.get_by_label("Legend").locator("li").filter(visible=True)
     expect(shown).to_have_count(7)
-    reply(page, [token(0, "Tin"), cloud_token(1, " a", " no"), END, usage()])
-    ask(page, "tin")
+    answered(page, [token(0, "Tin"), cloud_token(1, " a", " no"), END, usage()])
     expect(shown).to_have_count(2)
-    reply(page, KINDS)
-    ask(page, "tin")
+    answered(page, KINDS)
     expect(shown).to_have_count(5)
 
 
@@ -236,9 +229,7 @@ def test_what_was_used_of_the_share_and_why_no_more(page: Page) -> None:
         (20, stands, 0.025, "Less than allowed", "router"),
     ):
         page.get_by_label("Cloud share").fill(f"{share}")
-        reply(page, [*chunks, END, usage(cloud_calls=1, cloud_share=used)])
-        ask(page, "tin")
-        turn = page.locator(".turn").last
+        turn = answered(page, [*chunks, END, usage(cloud_calls=1, cloud_share=used)])
         counted = f"1 by the cloud (used {100 * used:.1f}% of {share}%)"
         expect(turn.locator("[data-counter=share]")).to_have_text(counted)
         turn.locator(".meters summary").click()
@@ -249,8 +240,7 @@ def test_what_was_used_of_the_share_and_why_no_more(page: Page) -> None:
 def test_the_cloud_alone_has_neither_drafts_nor_consults(page: Page) -> None:
     bodies = sent_bodies(page)
     choose(page, "Cloud")
-    reply(page, [cloud_token(0, "Tin", "Tin"), cloud_token(1, " is", " a"), END, usage()])
-    ask(page, "tin")
+    answered(page, [cloud_token(0, "Tin", "Tin"), cloud_token(1, " is", " a"), END, usage()])
     choose(page, "Pair")
     ask(page, "tin")
     asked = [json.loads(body)["edgewise"] for body in bodies]
@@ -512,8 +502,7 @@ def test_what_begins_an_answer_and_goes_leaves_the_focus_with_it(page: Page) -> 
 
 
 def test_what_stays_keeps_the_focus(page: Page) -> None:
-    reply(page, [token(0, "Tin"), END, usage()])
-    ask(page, "tin")
+    answered(page, [token(0, "Tin"), END, usage()])
     press(page, "Edit", begins=False)
     hold(page)
     send = page.get_by_role("button", name="Send")
@@ -571,8 +560,7 @@ def test_a_tokens_panel_says_what_the_cloud_holds_of_it(page: Page) -> None:
         token(3, ".", reason="timeout"),
         token(4, "!", reason="circuit_open"),
     ]
-    reply(page, [*said, END, usage(cloud_calls=2)])
-    ask(page, "tin")
+    answered(page, [*said, END, usage(cloud_calls=2)])
     assert "too" in about(page, 0)
     assert "0.34 of" in about(page, 1)
     page.locator(".text .changed").click()

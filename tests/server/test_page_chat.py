@@ -14,6 +14,7 @@ from tests.server.page_asking import (
     COMPOSING,
     END,
     QUESTION,
+    answered,
     ask,
     begin,
     choose,
@@ -35,8 +36,7 @@ from tests.server.serving import serving
 def test_an_answer_is_saved_and_copied(page: Page) -> None:
     """As a file that shows who wrote what, loads nothing and runs nothing; as text, none struck."""
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    reply(page, [token(0, "<img src=x>"), cloud_token(1, " a", " no"), END])
-    ask(page, "tin?")
+    answered(page, [token(0, "<img src=x>"), cloud_token(1, " a", " no"), END], "tin?")
     page.get_by_role("button", name="Copy").click()
     expect(page.locator(".answer [role=status]")).to_have_text("copied")
     assert page.evaluate("navigator.clipboard.readText()") == "<img src=x> a"
@@ -89,8 +89,7 @@ def test_a_question_is_edited_and_an_answer_written_again(page: Page) -> None:
 
 def test_a_key_of_an_input_method_sends_nothing(page: Page) -> None:
     bodies = sent_bodies(page)
-    reply(page, [token(0, "Tin"), END, usage()])
-    ask(page, "tin")
+    answered(page, [token(0, "Tin"), END, usage()])
     page.get_by_role("button", name="Edit").click()
     for name in ("Message", "Question"):
         field = page.get_by_label(name, exact=True)
@@ -257,9 +256,7 @@ BROKEN: list[tuple[list[Any], str]] = [
 
 def test_a_chunk_that_is_none_ends_the_answer_with_a_sentence(page: Page) -> None:
     for chunks, said in BROKEN:
-        reply(page, chunks)
-        ask(page, "tin")
-        answer = page.locator(".turn").last
+        answer = answered(page, chunks)
         expect(answer.get_by_role("alert")).to_contain_text(said)
         if len(chunks) > 1:
             expect(answer.locator(".text")).to_have_text("Tin is")
@@ -272,8 +269,7 @@ def test_what_is_no_edgewise_is_drawn_without(page: Page) -> None:
     page.reload()
     expect(page.locator("#trouble")).to_contain_text("does not answer")
     expect(page.locator("#first")).to_be_visible()
-    reply(page, [token(0, "Tin"), END, usage()])
-    ask(page, "tin")
+    answered(page, [token(0, "Tin"), END, usage()])
     expect(page.locator(".text")).to_have_text("Tin")
 
 
@@ -297,8 +293,7 @@ def test_a_conversation_that_cannot_be_read_is_a_new_one(page: Page) -> None:
     page.reload()
     expect(page.locator(".text")).to_have_text("Tin")
     expect(page.get_by_role("radio", name="Pair")).to_be_checked()
-    reply(page, [token(0, "Zinc"), END, usage()])
-    ask(page, "zinc")
+    answered(page, [token(0, "Zinc"), END, usage()], "zinc")
     expect(page.locator(".text").last).to_have_text("Zinc")
 
 
@@ -334,8 +329,7 @@ def test_what_left_is_not_said_to_be_nothing_where_nobody_tells(
     refused = {"error": {"message": "With several keys the record is the operator's."}}
     page.route("**/v1/sent", lambda route: route.fulfill(status=403, json=refused))
     expect(page.locator("#sent-sum")).not_to_have_text("not known")
-    reply(page, [token(0, "Tin"), END, usage()])
-    ask(page, "tin")
+    answered(page, [token(0, "Tin"), END, usage()])
     expect(page.locator("#sent-sum")).to_have_text("not known")
     assert "Failed to load resource" in problems.pop()
 

@@ -16,6 +16,7 @@ from tests.server.page_asking import (
     END,
     QUESTION,
     SIZES,
+    answered,
     ask,
     ask_example,
     begin,
@@ -23,7 +24,6 @@ from tests.server.page_asking import (
     choose,
     cloud_token,
     hold,
-    reply,
     say,
     token,
 )
@@ -65,8 +65,7 @@ def shows(page: Page, what: str) -> None:
     if what == "side by side":
         choose(page, "Side by side")
     if what == "formatted":
-        reply(page, [token(0, LONG), END])
-        ask(page, QUESTION)
+        answered(page, [token(0, LONG), END], QUESTION)
         expect(page.locator(".text table")).to_be_visible()
     if what == "side by side":
         ask_example(page)
@@ -79,8 +78,7 @@ def shows(page: Page, what: str) -> None:
         say(page, {"edgewise": {"prompt_token_ids": [1]}}, token(0, "Tin"))
         expect(page.get_by_role("button", name="Disconnect")).to_be_enabled()
     if what == "panels":
-        reply(page, [token(0, "It makes "), cloud_token(1, "3", "4"), END])
-        ask(page, QUESTION)
+        answered(page, [token(0, "It makes "), cloud_token(1, "3", "4"), END], QUESTION)
         page.locator(".meters summary").click()
         page.locator("#sent summary").click()
         page.locator(".text .changed").click()
@@ -183,8 +181,9 @@ def test_an_answer_is_formatted_and_nothing_said_runs(page: Page) -> None:
     page.on("request", lambda request: asked.append(request.url))
     pieces = [*(MARKDOWN[at : at + 3] for at in range(0, len(MARKDOWN), 3)), INJECTED]
     about = {"edge": [candidate(INJECTED)]}
-    reply(page, [*(token(place, piece, **about) for place, piece in enumerate(pieces)), END])
-    ask(page, INJECTED)
+    answered(
+        page, [*(token(place, piece, **about) for place, piece in enumerate(pieces)), END], INJECTED
+    )
     expect(page.locator(".question")).to_have_text(INJECTED)
     expect(page.locator(".text")).to_contain_text(INJECTED)
     page.locator(".text .token").last.hover()
