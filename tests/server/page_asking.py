@@ -138,7 +138,12 @@ def reply(page: Page, chunks: Sequence[Mapping[str, Any] | str]) -> None:
     page.route("**/v1/chat/completions", answer)
 
 
-def answered(page: Page, chunks: Sequence[Mapping[str, Any] | str], text: str = "tin") -> Locator:
+TIN: Sequence[Mapping[str, Any]] = (token(0, "Tin"), END, usage())
+
+
+def answered(
+    page: Page, chunks: Sequence[Mapping[str, Any] | str] = TIN, text: str = "tin"
+) -> Locator:
     """Ask this, and what is asked from now on is answered with these chunks; returns the turn."""
     reply(page, chunks)
     ask(page, text)

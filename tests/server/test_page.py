@@ -1,13 +1,10 @@
 """The page in a real Chromium, against a real server, engine and link: answers, tokens, focus."""
 
 import json
-import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from edgewise.testing.link import Link
@@ -18,7 +15,7 @@ from tests.server.in_process import TEXT, answering_of, at_port
 from tests.server.page_asking import (
     END,
     QUESTION,
-    SIZES,
+    TIN,
     another_turn,
     answered,
     ask,
@@ -140,14 +137,14 @@ MANY = [cloud_token(place, f"{place}", "x") for place in range(5)]
 CORRECTED = [corrected(place, f"{place}", "x", 0.1) for place in range(5)]
 LOW = token(0, "Tin", reason="below_threshold", score=0.2, threshold=0.9)
 CUT = {"choices": [{"delta": {}, "finish_reason": "length"}]}
-TIN = token(0, "Tin")
+TOKEN = token(0, "Tin")
 SENTENCES: list[tuple[list[Any], Sequence[str]]] = [
-    ([TIN, cloud_token(1, " a", " no"), token(2, "."), END], ["1 of 3 tokens: no → a"]),
+    ([TOKEN, cloud_token(1, " a", " no"), token(2, "."), END], ["1 of 3 tokens: no → a"]),
     ([*MANY, token(5, "."), END], ["5 of 6 tokens: x → 0, x → 1, x → 2 and 2 more"]),
-    ([TIN, cloud_token(1, " is", " is"), token(2, "."), END, usage()],
+    ([TOKEN, cloud_token(1, " is", " is"), token(2, "."), END, usage()],
      ["asked for 1 of 3 tokens and agreed"]),
     ([cloud_token(0, "Tin", "tin"), cloud_token(1, "", "."), END], ["wrote all 2 tokens"]),
-    ([TIN, cloud_token(1, "", "."), END], ["1 of 2 tokens: . → ∎"]),
+    ([TOKEN, cloud_token(1, "", "."), END], ["1 of 2 tokens: . → ∎"]),
     # By a cloud that verifies.
     ([verified(0, "Tin"), verified(1, "."), END, usage()], ["Verified by", "none of 2"]),
     ([verified(0, "Tin"), corrected(1, " a", " no", 0.1), verified(2, " b", 0.344), END, usage()],
@@ -167,9 +164,9 @@ def test_a_sentence_says_what_the_cloud_did(page: Page) -> None:
     expect(page.locator(".caption")).to_contain_text("the share is 0")
     page.get_by_label("Cloud share").fill("5")
     for chunks, told in SENTENCES:
-        answered(page, chunks)
+        turn = answered(page, chunks)
         for part in told:
-            expect(page.locator(".caption").last).to_contain_text(part)
+            expect(turn.locator(".caption")).to_contain_text(part)
     # Nobody knows what is right.
     expect(page.locator(".right, .wrong")).to_have_count(0)
 
@@ -193,15 +190,6 @@ def test_one_thing_is_called_a_change(page: Page) -> None:
     page.reload()
     for kind in ("confirmed", "changed"):
         expect(page.locator(f".text .{kind}")).to_have_count(1)
-
-
-def test_the_legend_has_what_the_answers_have(page: Page) -> None:
-    shown = page.get_by_label("Legend").locator("li").filter(visible=True)
-    expect(shown).to_have_count(7)
-    answered(page, [token(0, "Tin"), cloud_token(1, " a", " no"), END, usage()])
-    expect(shown).to_have_count(2)
-    answered(page, KINDS)
-    expect(shown).to_have_count(5)
 
 
 def test_a_cloud_that_was_faster_is_said_to_be(page: Page) -> None:
@@ -414,7 +402,7 @@ def test_the_page_asks_as_the_server_says_that_it_does(
         ask(page, "tin")
         return json.loads(bodies[-1])
 
-    reply(page, [token(0, "Tin"), END, usage()])
+    reply(page, TIN)
     greedy = asked()
     assert (pair["temperature"], pair["min_p"]) == (0, 0)
     assert (greedy["temperature"], "min_p" in greedy) == (0, False)
@@ -457,42 +445,27 @@ def test_a_running_answer_is_disconnected(browser: Browser, problems: list[str])
         expect(page.locator(".answer .token.cloud")).to_have_count(0)
 
 
-def test_the_bundled_pair_is_shown_at_the_pace_of_larger_models(here: Page) -> None:
-    """It does not come last in its own demonstration."""
-    choose(here, "Side by side")
-    ask_example(here)
-    times = here.locator("[data-counter=time]").all_inner_texts()
-    pair, _, cloud = (float(one.removesuffix(" s")) for one in times)
-    assert pair < cloud
-    here.locator(".meters summary").first.click()
-    expect(here.locator(".meters").first).to_contain_text("80 ms away")
-
-
-def press(page: Page, name: str, *, begins: bool = True) -> None:
-    """Press this button by keyboard; where that `begins` a turn, wait for its end."""
-    button = page.get_by_role("button", name=name, exact=True).first
-    if not begins:
-        button.press("Enter")
-        return
-    with whole_turn(page):
-        button.press("Enter")
+def press(page: Page, name: str) -> None:
+    """Press this button by keyboard."""
+    page.get_by_role("button", name=name, exact=True).first.press("Enter")
 
 
 def test_what_begins_an_answer_and_goes_leaves_the_focus_with_it(page: Page) -> None:
     turn = page.locator(".turn")
-    reply(page, [token(0, "Tin"), END, usage()])
+    reply(page, TIN)
     page.locator("#examples button").first.focus()
     with whole_turn(page):
         page.keyboard.press("Enter")
     expect(turn).to_be_focused()
-    press(page, "Ask again")
+    with whole_turn(page):
+        press(page, "Ask again")
     expect(turn).to_be_focused()
-    press(page, "Edit", begins=False)
+    press(page, "Edit")
     field = page.get_by_label("Question", exact=True)
     expect(field).to_be_focused()
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Edit")).to_be_focused()
-    press(page, "Edit", begins=False)
+    press(page, "Edit")
     field.fill("tin")
     with whole_turn(page):
         page.keyboard.press("Enter")
@@ -502,8 +475,8 @@ def test_what_begins_an_answer_and_goes_leaves_the_focus_with_it(page: Page) -> 
 
 
 def test_what_stays_keeps_the_focus(page: Page) -> None:
-    answered(page, [token(0, "Tin"), END, usage()])
-    press(page, "Edit", begins=False)
+    answered(page)
+    press(page, "Edit")
     hold(page)
     send = page.get_by_role("button", name="Send")
     page.get_by_label("Message").fill("zinc")
@@ -519,7 +492,7 @@ def test_what_stays_keeps_the_focus(page: Page) -> None:
     expect(page.locator(".text").last).to_contain_text("one")
     main = page.locator("main")
     main.evaluate("node => { node.scrollTop = 10 }")
-    press(page, "To the end", begins=False)
+    press(page, "To the end")
     expect(main).to_be_focused()
     stop.press("Enter")
     expect(send).to_be_focused()
@@ -535,7 +508,7 @@ def test_only_answers_and_what_is_wrong_are_read_out(here: Page, problems: list[
     trouble = here.get_by_role("banner").get_by_role("status")
     expect(trouble).to_have_text("")
     line = here.locator("header").bounding_box()
-    reply(here, [token(0, "Tin"), END, usage()])
+    reply(here, TIN)
     here.route("**/health", lambda route: route.abort())
     ask(here, "tin")
     expect(trouble).to_contain_text("does not answer")
@@ -582,60 +555,52 @@ def pending(index: int, text: str) -> dict[str, Any]:
     return {"edgewise": {"pending": {"index": index, "text": text}}}
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_blocks_of_drafts_are_dimmed_until_they_are_verified(
-    page: Page, size: str, tmp_path: Path
-) -> None:
-    width, height = SIZES[size]
-    page.set_viewport_size({"width": width, "height": height})
-    kept = Path(os.environ.get("SCREENSHOTS", tmp_path))
-
-    def look(what: str) -> None:
-        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        page.screenshot(path=kept / f"page-verified-{what}-{size}.png")
-
+def test_blocks_of_drafts_are_dimmed_until_they_are_verified(page: Page) -> None:
     words = [word for _ in range(7) for word in WORDS]
+    drafts, text = page.locator(".text .pending"), page.locator(".text")
+
+    def colour(where: str) -> Any:
+        return text.locator(where).first.evaluate("node => getComputedStyle(node).color")
+
+    page.set_viewport_size({"width": 390, "height": 800})
     hold(page)
     begin(page, "Who wrote the first programs?")
     say(page, *(verified(place, word) for place, word in enumerate(words[:20])))
     say(page, *(pending(place, word) for place, word in enumerate(words[20:68], 20)))
-    drafts, text = page.locator(".text .pending"), page.locator(".text")
     expect(drafts).to_have_count(48)
-    colours = [
-        one.evaluate("node => getComputedStyle(node).color")
-        for one in (drafts.first, text.locator("[data-number]").first)
-    ]
-    assert colours[0] != colours[1]
-    before = text.bounding_box()
-    look("drafts")
+    assert colour(".pending") != colour("[data-number]")
     # Those that stand are drawn where they were.
+    before = text.bounding_box()
     say(page, *(verified(place, word) for place, word in enumerate(words[20:40], 20)))
     expect(drafts).to_have_count(28)
     assert text.bounding_box() == before
-    say(
-        page, corrected(40, " other", words[40], 0.02), {"edgewise": {"rolled_back": {"index": 40}}}
-    )
+    rolled_back = {"edgewise": {"rolled_back": {"index": 40}}}
+    say(page, corrected(40, " other", words[40], 0.02), rolled_back)
     expect(drafts).to_have_count(0)
-    look("rolled-back")
     say(page, *(pending(place, word) for place, word in enumerate(words[41:70], 41)))
     expect(drafts).to_have_count(29)
-    look("again")
     say(page, *(verified(place, word, 0.34) for place, word in enumerate(words[41:70], 41)))
     say(page, END, usage(cloud_calls=4, cloud_share=0.02), over=True)
     done(page)
     expect(text.locator("[data-number]")).to_have_count(70)
-    page.locator(".text .changed").click()
-    page.locator(".meters summary").click()
-    look("end")
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
-def test_a_real_pairs_answer_is_verified_token_by_token(here: Page) -> None:
-    """Both models in the server's process, with its default settings."""
+def test_the_bundled_pair_verifies_and_is_shown_at_the_pace_of_larger_models(here: Page) -> None:
+    """Both models in the server's process; the pair is not last in its own demonstration."""
+    details = here.locator("#details")
     ask_example(here)
     expect(here.locator(".caption")).to_contain_text("Verified by")
-    expect(here.locator(".text .changed")).not_to_have_count(0)
     here.locator(".text [data-reason=verified]").first.hover()
-    expect(here.locator("#details")).to_contain_text(re.compile("too|of its likeliest"))
+    expect(details).to_contain_text(re.compile("too|of its likeliest"))
     here.locator(".text .changed").first.hover()
-    expect(here.locator("#details")).to_contain_text("ratio")
-    expect(here.locator("#details")).to_contain_text("of the cloud's")
+    expect(details).to_contain_text("ratio")
+    expect(details).to_contain_text("of the cloud's")
+    here.get_by_role("button", name="New chat").click()
+    choose(here, "Side by side")
+    ask_example(here)
+    times = here.locator("[data-counter=time]").all_inner_texts()
+    pair, _, cloud = (float(one.removesuffix(" s")) for one in times)
+    assert pair < cloud
+    here.locator(".meters summary").first.click()
+    expect(here.locator(".meters").first).to_contain_text("80 ms away")

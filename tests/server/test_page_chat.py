@@ -14,6 +14,7 @@ from tests.server.page_asking import (
     COMPOSING,
     END,
     QUESTION,
+    TIN,
     answered,
     ask,
     begin,
@@ -89,7 +90,7 @@ def test_a_question_is_edited_and_an_answer_written_again(page: Page) -> None:
 
 def test_a_key_of_an_input_method_sends_nothing(page: Page) -> None:
     bodies = sent_bodies(page)
-    answered(page, [token(0, "Tin"), END, usage()])
+    answered(page)
     page.get_by_role("button", name="Edit").click()
     for name in ("Message", "Question"):
         field = page.get_by_label(name, exact=True)
@@ -269,7 +270,7 @@ def test_what_is_no_edgewise_is_drawn_without(page: Page) -> None:
     page.reload()
     expect(page.locator("#trouble")).to_contain_text("does not answer")
     expect(page.locator("#first")).to_be_visible()
-    answered(page, [token(0, "Tin"), END, usage()])
+    answered(page)
     expect(page.locator(".text")).to_have_text("Tin")
 
 
@@ -312,7 +313,7 @@ def test_a_browser_that_blocks_storage_has_the_page(
     context = browser.new_context()
     context.add_init_script(BLOCKED)
     with opened(browser, linked[0], problems, context) as page:
-        reply(page, [token(0, "Tin"), END, usage()])
+        reply(page, TIN)
         for _ in range(2):
             expect(page.locator("#warning")).to_contain_text("keeps nothing")
             ask(page, "tin")
@@ -329,7 +330,7 @@ def test_what_left_is_not_said_to_be_nothing_where_nobody_tells(
     refused = {"error": {"message": "With several keys the record is the operator's."}}
     page.route("**/v1/sent", lambda route: route.fulfill(status=403, json=refused))
     expect(page.locator("#sent-sum")).not_to_have_text("not known")
-    answered(page, [token(0, "Tin"), END, usage()])
+    answered(page)
     expect(page.locator("#sent-sum")).to_have_text("not known")
     assert "Failed to load resource" in problems.pop()
 
