@@ -66,37 +66,30 @@ def test_the_prompt_comes_back_before_its_continuation(url: str) -> None:
     assert continued(url, model="edgewise", echo=True, max_tokens=0)["choices"][0]["text"]
 
 
-def test_a_prompts_logprobs_are_the_models_own(url: str) -> None:
-    found = continued(url, prompt=SAID, echo=True, max_tokens=0, logprobs=2)
-    told = found["choices"][0]["logprobs"]
-    wanted: list[float] = []
-    with LlamaModel(bundled("edge")) as loaded:
-        ids = loaded.tokenizer.encode_prompt(SAID)
-        session = loaded.session()
-        for token, following in pairwise(ids):
-            session.extend([token])
-            wanted.append(session.step().logprob(following))
-        session.close()
-    assert told["token_logprobs"][0] is None
-    assert told["top_logprobs"][0] is None
-    assert told["token_logprobs"][1:] == pytest.approx(wanted, abs=0.05)
-    assert all(len(top) <= 2 for top in told["top_logprobs"][1:])
-    assert len(told["tokens"]) == len(told["text_offset"]) == len(ids)
-
-
 def test_logprobs_of_prompt_and_answer_are_one_list(url: str) -> None:
-    asked: dict[str, Any] = {"prompt": SAID, "echo": True, "max_tokens": 3, "logprobs": 1}
+    asked: dict[str, Any] = {"prompt": SAID, "echo": True, "max_tokens": 3, "logprobs": 2}
     choice = continued(url, **asked)["choices"][0]
     told = choice["logprobs"]
     assert "".join(told["tokens"]) == choice["text"]
-    starts = [choice["text"].index(told["tokens"][-1], told["text_offset"][-1])]
-    assert starts == told["text_offset"][-1:]
+    start = choice["text"].index(told["tokens"][-1], told["text_offset"][-1])
+    assert told["text_offset"][-1] == start
+    # The prompt's are the model's own.
+    wanted: list[float] = []
+    with LlamaModel(bundled("edge")) as loaded:
+        ids = loaded.tokenizer.encode_prompt(SAID)
+        with closing(loaded.session()) as session:
+            for token, following in pairwise(ids):
+                session.extend([token])
+                wanted.append(session.step().logprob(following))
+    (first, *logprobs), (top, *tops) = told["token_logprobs"], told["top_logprobs"]
+    assert first is top is None
+    assert logprobs[: len(wanted)] == pytest.approx(wanted, abs=0.05)
+    assert all(len(one) <= 2 for one in tops)
+    assert len(told["tokens"]) == len(told["text_offset"]) == len(ids) + 3
     # What is likeliest is its own candidate, to the bit: evaluations compare them.
-    for logprob, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True):
-        assert logprob <= max(top.values())
-    assert told["token_logprobs"][-1] == max(told["top_logprobs"][-1].values())
-    ids = [[*range(3, 9)]]
-    by_id = continued(url, **asked | {"prompt": ids})["choices"][0]["logprobs"]
+    assert all(one <= max(of.values()) for one, of in zip(logprobs, tops, strict=True))
+    assert logprobs[-1] == max(tops[-1].values())
+    by_id = continued(url, **asked | {"prompt": [[*range(3, 9)]]})["choices"][0]["logprobs"]
     assert len(by_id["tokens"]) == 9
     first = data_of(post(url, "v1/completions", **PROMPTED | asked, stream=True).text)[0]
     assert first["choices"][0]["text"] == SAID
@@ -122,9 +115,7 @@ def test_long_prompts_are_scored_in_batches() -> None:
 
 def test_ids_of_a_text_and_back(url: str) -> None:
     def ask(path: str, **body: Any) -> dict[str, Any]:
-        found = post(url, path, **body)
-        assert found.status_code == 200, found.text
-        return found.json()
+        return post(url, path, **body).raise_for_status().json()
 
     info = get(f"{url}/tokenizer_info").json()
     text = f"The word copper{info['eos_token']}"
@@ -135,14 +126,10 @@ def test_ids_of_a_text_and_back(url: str) -> None:
     whole = ask("tokenize", prompt=text)["tokens"]
     assert whole[-found["count"] :] == found["tokens"]
     assert info["chat_template"]
-    for path, body in (
-        ("detokenize", {"tokens": [1 << 30]}),
-        ("detokenize", {"tokens": [-1]}),
-        ("tokenize", {"prompt": 3}),
-        ("tokenize", {"messages": []}),
-    ):
-        refused = post(url, path, **body)
-        assert refused.status_code == 400, refused.text
+    for wrong in ([1 << 30], [-1]):
+        assert post(url, "detokenize", tokens=wrong).status_code == 400
+    for refused in ({"prompt": 3}, {"messages": []}):
+        assert post(url, "tokenize", **refused).status_code == 400
 
 
 OTHER = "The sea is blue."
