@@ -334,28 +334,16 @@ def test_an_answer_that_fills_the_context_says_so() -> None:
     assert found["stop_reason"] == "model_context_window_exceeded"
 
 
-def test_the_longest_conversation_of_one_role_is_one_turn(url: str) -> None:
-    def counted(*said: str) -> int:
-        turns = [{"role": "user", "content": one} for one in said]
-        return post(url, "v1/messages/count_tokens", model=MODEL, messages=turns).json()[
-            "input_tokens"
-        ]
-
-    said = [str(number) for number in range(80)]
-    assert counted(*said) == counted("\n\n".join(said))
-
-
 def test_an_answer_that_goes_round_in_circles_ends_in_every_dialects_words() -> None:
     edge = ScriptedEdge(replying("round and " * 200, prompt="sky: "))
-    said: dict[str, Any] = {}
     with app(edge=edge) as client:
-        for name, body in BODIES.items():
-            if name != "messages/count_tokens":
-                asked = {key: value for key, value in body.items() if key != "max_tokens"}
-                limit = {"max_tokens": 2000} if name == "messages" else {}
-                said[name] = client.post(f"/v1/{name}", json={**asked, **limit}).json()
-    for name in ("completions", "chat/completions"):
-        assert said[name]["choices"][0]["finish_reason"] == "length"
-        assert said[name]["usage"]["edgewise"]["repeats"] is True
-    assert said["responses"]["status"] == "incomplete"
-    assert said["messages"]["stop_reason"] == "max_tokens"
+
+        def said(path: str, **limit: int) -> Any:
+            body = {key: one for key, one in BODIES[path].items() if key != "max_tokens"}
+            return client.post(f"/v1/{path}", json={**body, **limit}).json()
+
+        for reply in (said("completions"), said("chat/completions")):
+            assert reply["choices"][0]["finish_reason"] == "length"
+            assert reply["usage"]["edgewise"]["repeats"] is True
+        assert said("responses")["status"] == "incomplete"
+        assert said("messages", max_tokens=2000)["stop_reason"] == "max_tokens"
