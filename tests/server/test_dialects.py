@@ -178,6 +178,12 @@ def test_a_message_says_and_streams_the_same(url: str, text: str) -> None:
     counted = client.messages.count_tokens(model=MODEL, messages=messages).input_tokens
     cached = again.usage.cache_read_input_tokens or 0
     assert counted == again.usage.input_tokens + cached
+    # Turns of one role are one, the longest conversation of them too.
+    said = [str(number) for number in range(80)]
+    many: list[Any] = [{"role": "user", "content": one} for one in said]
+    one: list[Any] = [{"role": "user", "content": "\n\n".join(said)}]
+    counts = [client.messages.count_tokens(model=MODEL, messages=turns) for turns in (many, one)]
+    assert counts[0].input_tokens == counts[1].input_tokens
     with client.messages.stream(**asked, messages=messages) as stream:
         events = list(stream)
         put_together = stream.get_final_message()
