@@ -64,11 +64,10 @@ def shows(page: Page, what: str) -> None:
     """Bring the page to a state in which much is to be seen."""
     if what == "side by side":
         choose(page, "Side by side")
+        ask_example(page)
     if what == "formatted":
         answered(page, [token(0, LONG), END], QUESTION)
         expect(page.locator(".text table")).to_be_visible()
-    if what == "side by side":
-        ask_example(page)
     if what == "local":
         page.get_by_role("button", name=re.compile("^Keep")).click()
         ask(page, "In private: what is pennon?")

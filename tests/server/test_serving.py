@@ -4,11 +4,10 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx2
 import pytest
@@ -64,36 +63,20 @@ print("".join(chunk.choices[0].delta.content or "" for chunk in stream))
 """
 
 
-class Encrypted(NamedTuple):
-    """A server, and the file of whoever signed its certificate."""
-
-    url: str
-    authority: Path
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Encrypted]:
-    folder = tmp_path_factory.mktemp("tls")
+def test_openais_client_asks_whom_it_was_told_to_trust(tmp_path: Path) -> None:
+    """In a process of its own; nothing is served in the clear."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
-    certificate, private_key, signed = (folder / name for name in ("c.pem", "k.pem", "ca.pem"))
+    certificate, private_key, signed = (tmp_path / name for name in ("c.pem", "k.pem", "ca.pem"))
     issued.private_key_pem.write_to_path(private_key)
     issued.cert_chain_pems[0].write_to_path(certificate)
     authority.cert_pem.write_to_path(signed)
     flags = ("--certificate", str(certificate), "--private-key", str(private_key))
     trusted = ssl.create_default_context(cafile=str(signed))
     with running(*flags, "--threads", "1", "--api-key", "sk-own", trusted=trusted) as server:
-        yield Encrypted(server.url, signed)
-
-
-def test_openais_client_asks_whom_it_was_told_to_trust(served: Encrypted) -> None:
-    """In a process of its own."""
-    assert python("-c", ASK, served.url, SSL_CERT_FILE=str(served.authority)).stdout.strip()
-
-
-def test_nothing_is_served_in_the_clear(served: Encrypted) -> None:
-    with pytest.raises(httpx2.TransportError):
-        httpx2.get(served.url.replace("https", "http") + "/health", timeout=60, trust_env=False)
+        assert python("-c", ASK, server.url, SSL_CERT_FILE=str(signed)).stdout.strip()
+        with pytest.raises(httpx2.TransportError):
+            get(server.url.replace("https", "http") + "/health")
 
 
 # Not known before there is a conversation, so that the template compiles.
@@ -171,31 +154,25 @@ def test_everyone_gets_their_own_answer_or_is_sent_away() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_under_way_is_finished_after_a_signal(stream: bool) -> None:
-    edge = HeldEdge()
-    with ThreadPoolExecutor(1) as pool, at_port(answering_of(edge), grace=60) as url:
-        asked = pool.submit(post, url, "v1/completions", **ASKED, stream=stream)
-        assert edge.begun.wait(60)
-        os.kill(os.getpid(), signal.SIGTERM)
-        until(lambda: not answers(f"{url}/health"), "the end of new connections")
-        # Time for whatever watches for the end of the process.
-        time.sleep(1.2)
-        edge.gate.set()
-        reply = asked.result(60)
-    assert reply.status_code == 200
-    assert (reply.text.split()[-1] == "[DONE]") if stream else reply.json()["choices"]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_that_takes_too_long_then_is_cut(
-    stream: bool, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("grace", [60, 0])
+def test_an_answer_under_way_is_finished_after_a_signal_or_cut(
+    stream: bool, grace: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Cut where it would take longer than the grace."""
     edge = HeldEdge()
-    with ThreadPoolExecutor(1) as pool, at_port(answering_of(edge), grace=0) as url:
+    with ThreadPoolExecutor(1) as pool, at_port(answering_of(edge), grace=grace) as url:
         asked = pool.submit(post, url, "v1/completions", **ASKED, stream=stream)
         assert edge.begun.wait(60)
         os.kill(os.getpid(), signal.SIGTERM)
-        if stream:
+        if grace:
+            until(lambda: not answers(f"{url}/health"), "the end of new connections")
+            # Time for whatever watches for the end of the process.
+            time.sleep(1.2)
+            edge.gate.set()
+            reply = asked.result(60)
+            assert reply.status_code == 200
+            assert (reply.text.split()[-1] == "[DONE]") if stream else reply.json()["choices"]
+        elif stream:
             with pytest.raises(httpx2.RemoteProtocolError):
                 asked.result(60)
         else:
