@@ -171,10 +171,14 @@ def test_settings_are_sent(page: Page) -> None:
     assert json.loads(bodies[-1])["temperature"] == 0.5
 
 
-def test_a_key_is_asked_for_and_never_kept(browser: Browser) -> None:
+def test_a_key_is_never_kept_and_a_server_that_is_gone_is_told(browser: Browser) -> None:
+    page = browser.new_page()
     with serving("--cloud", "none", EDGEWISE_API_KEY="a-secret-of-mine") as url:
-        page = browser.new_page()
         page.goto(url)
+        expect(page.locator("#models")).to_contain_text("no cloud")
+        # There is nothing to choose.
+        expect(page.get_by_role("radio")).to_have_count(0)
+        expect(page.get_by_label("Cloud share")).to_be_hidden()
         expect(page.locator("#sent-sum")).to_have_text("not known")
         begin(page, "Tell me about tin.")
         expect(page.get_by_role("alert")).to_contain_text("API key is missing")
@@ -190,24 +194,14 @@ def test_a_key_is_asked_for_and_never_kept(browser: Browser) -> None:
         kept = page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])")
         assert "Tell me about tin." in kept
         assert "a-secret-of-mine" not in kept
-        page.close()
-
-
-def test_a_server_that_is_gone_is_told_and_the_question_kept(browser: Browser) -> None:
-    page = browser.new_page()
-    with serving("--cloud", "none") as url:
-        page.goto(url)
-        expect(page.locator("#models")).to_contain_text("no cloud")
-        # There is nothing to choose.
-        expect(page.get_by_role("radio")).to_have_count(0)
-        expect(page.get_by_label("Cloud share")).to_be_hidden()
-    begin(page, "Tell me about tin.")
-    expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    begin(page, "Tell me about zinc.")
+    turn = page.locator(".turn").last
+    expect(turn.get_by_role("alert")).to_contain_text("does not answer")
     expect(page.locator("#trouble")).to_contain_text("start it again")
-    # There is nothing to copy, and nothing to count.
-    expect(page.locator(".answer").locator("button, summary").filter(visible=True)).to_have_count(0)
-    expect(page.locator(".question")).to_have_text("Tell me about tin.")
-    expect(page.get_by_role("button", name="Ask again")).to_be_visible()
+    # There is nothing to copy, and nothing to count; the question is kept.
+    expect(turn.locator(".answer").locator("button, summary").filter(visible=True)).to_have_count(0)
+    expect(turn.locator(".question")).to_have_text("Tell me about zinc.")
+    expect(turn.get_by_role("button", name="Ask again")).to_be_visible()
     page.close()
 
 
