@@ -232,6 +232,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], *tuple[str, ...]]]] = {
         *(({"model": id}, "edgewise:edge") for id in ("gpt-9", "", "edgewise:", ":edge", "@0.5")),
     ],
     "chat/completions": [
+        ({"n": 2}, "n "),
         ({"messages": [{"role": "assistant", "audio": {"id": "x"}}]}, "messages.0"),
         ({"max_tokens": 4, "max_completion_tokens": 4}, "max_completion_tokens"),
         # A bound is told, and of a union what the value's own kind lacks.
@@ -314,14 +315,14 @@ REFUSED: dict[str, list[tuple[dict[str, Any], *tuple[str, ...]]]] = {
 
 UNKNOWN_FIELDS: dict[str, dict[str, Any]] = {
     "completions": {"suffix": "x", "best_of": 2},
-    "chat/completions": {"n": 2, "modalities": ["text", "audio"], "temperature": 3},
+    "chat/completions": {"modalities": ["text", "audio"], "temperature": 3},
     "responses": {"previous_response_id": "resp_1", "Spam": 1, "truncation": "auto"}
     | {"background": True, "top_logprobs": 2},
     "messages": {"mcp_servers": [{"type": "url"}], "thread": {"type": "create"}, "spam": 1},
     "messages/count_tokens": {"max_tokens": 1},
 }
 for path, unknown in UNKNOWN_FIELDS.items():
-    REFUSED[path] += [({field: value}, f"{field} ") for field, value in unknown.items()]
+    REFUSED[path] += [({field: value}, field) for field, value in unknown.items()]
 
 
 @pytest.mark.parametrize(
@@ -427,7 +428,7 @@ BAD: list[tuple[bytes, dict[str, str], int, str]] = [
     (ASKED, {"Content-Type": "application/x-www-form-urlencoded"}, 400, "application/json"),
     (ASKED, {"Content-Type": "text/plain"}, 400, "application/json"),
     (ASKED, {}, 400, "application/json"),
-    (b'{"model": "' + b"x" * (9 << 20) + b'"}', JSON, 413, " MiB"),
+    (b'{"model": "' + b"x" * (9 << 20) + b'"}', JSON, 413, " MB"),
 ]
 
 
