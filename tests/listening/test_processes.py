@@ -6,13 +6,13 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 
 from edgewise.wire.protocol import PATH
 from tests.doubles.scripted_engine import ScriptedEngine
-from tests.gateway.processes import ServerProcess, server
+from tests.gateway.processes import server
 from tests.programs import python, run
 
 pytestmark = pytest.mark.deep
@@ -27,18 +27,6 @@ def engine() -> Iterator[ScriptedEngine]:
     made = ScriptedEngine()
     yield made
     made.close()
-
-
-@pytest.fixture(scope="module")
-def gateway(engine: ScriptedEngine) -> Iterator[ServerProcess]:
-    with server("gateway", "--engine", engine.url) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[ServerProcess]:
-    with server(*SERVE) as made:
-        yield made
 
 
 def flood(port: int, count: int, begun: bytes) -> ExitStack:
@@ -68,58 +56,56 @@ def test_silent_connections_keep_nobody_out(command: str, engine: ScriptedEngine
 
 def test_every_line_of_a_gateway_is_json() -> None:
     """After floods, garbage, an engine that fails, wrong keys, and SIGTERM."""
-    engine = ScriptedEngine()
-    try:
-        with server("gateway", "--engine", engine.url, "--log-level", "debug") as process:
-            for begun in (b"", b"\x16\x03\x01garbage", b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000):
-                flood(process.port, 50, begun).close()
-            upgrade = b"POST %b HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
-            flood(process.port, 5, upgrade % PATH.encode() + b"Connection: Upgrade\r\n\r\n").close()
-            engine.stop()
-            while "engine not used" not in process.told():
-                assert process.status("/health") == 200
-            assert process.status("/ready") == 503
-            process.drain()
-            assert process.ended() == 0
-            lines = [json.loads(line) for line in process.told().splitlines()]
-        assert {"listening", "started", "engine not used"} <= {line["event"] for line in lines}
-        assert all({"event", "level", "timestamp"} <= set(line) for line in lines)
-    finally:
-        engine.close()
-
-
-def test_the_bundled_engine_says_nothing_else() -> None:
-    with server("gateway", "--engine", "bundled") as process:
-        process.drain(signal.SIGINT)
+    upgrade = b"POST %b HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+    with (
+        closing(ScriptedEngine()) as engine,
+        server("gateway", "--engine", engine.url, "--log-level", "debug") as process,
+    ):
+        for begun in (b"", b"\x16\x03\x01garbage", b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000):
+            flood(process.port, 50, begun).close()
+        flood(process.port, 5, upgrade % PATH.encode() + b"Connection: Upgrade\r\n\r\n").close()
+        engine.stop()
+        while "engine not used" not in process.told():
+            assert process.status("/health") == 200
+        assert process.status("/ready") == 503
+        process.drain()
         assert process.ended() == 0
-        assert all(json.loads(line)["event"] for line in process.told().splitlines())
+        lines = [json.loads(line) for line in process.told().splitlines()]
+    assert {"listening", "started", "engine not used"} <= {line["event"] for line in lines}
+    assert all({"event", "level", "timestamp"} <= set(line) for line in lines)
 
 
-def test_a_page_cannot_use_a_gateway_without_keys(gateway: ServerProcess) -> None:
-    """Nor by a name that was made to point here."""
-    for path in ("/health", "/ready", "/metrics", "/v1/models", PATH):
-        own = 200 if path != PATH else 404
-        assert gateway.status(path) == own
-        assert gateway.status(path, Origin=gateway.url) == own
-        for page in ("http://evil.example", "null", "http://localhost:1"):
-            assert gateway.status(path, Origin=page) == 403
-        assert gateway.status(path, Host=f"evil.example:{gateway.port}") == 400
+PAGES = ("http://evil.example", "null", "http://localhost:1")
 
 
-def test_a_page_cannot_use_serve(served: ServerProcess) -> None:
+def test_a_page_cannot_use_a_gateway_without_keys() -> None:
+    """Nor by a name that was made to point here; and the bundled engine writes no line but JSON."""
+    with server("gateway", "--engine", "bundled") as gateway:
+        for path in ("/health", "/ready", "/metrics", "/v1/models", PATH):
+            own = 200 if path != PATH else 404
+            assert gateway.status(path) == own
+            assert gateway.status(path, Origin=gateway.url) == own
+            assert [gateway.status(path, Origin=page) for page in PAGES] == [403] * 3
+            assert gateway.status(path, Host=f"evil.example:{gateway.port}") == 400
+        gateway.drain(signal.SIGINT)
+        assert gateway.ended() == 0
+        assert all(json.loads(line)["event"] for line in gateway.told().splitlines())
+
+
+def test_a_page_cannot_use_serve() -> None:
     """What a browser lets any page send without asking first: plain text, to an address."""
+    with server(*SERVE) as served:
 
-    def ask(kind: str = "application/json", **headers: str) -> int:
-        return served.status("/v1/chat/completions", ASK, Content_Type=kind, **headers)
+        def ask(kind: str = "application/json", **headers: str) -> int:
+            return served.status("/v1/chat/completions", ASK, Content_Type=kind, **headers)
 
-    assert ask() == 200
-    assert ask(Origin=served.url) == 200
-    for page in ("http://evil.example", "null", "http://localhost:1"):
-        assert ask("text/plain", Origin=page) == 403
-        assert ask(Origin=page) == 403
-    # Without an origin it is no page; what it sends must be said to be JSON all the same.
-    assert ask("text/plain") == 400
-    assert ask(Host="evil.example") == 400
+        assert ask() == 200
+        assert ask(Origin=served.url) == 200
+        for kind in ("text/plain", "application/json"):
+            assert [ask(kind, Origin=page) for page in PAGES] == [403] * 3
+        # Without an origin it is no page; what it sends must be said to be JSON all the same.
+        assert ask("text/plain") == 400
+        assert ask(Host="evil.example") == 400
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
@@ -131,12 +117,13 @@ def test_the_other_version_of_the_internet(engine: ScriptedEngine) -> None:
             assert process.url in process.told()
 
 
-def test_a_taken_port_is_a_sentence(gateway: ServerProcess) -> None:
-    port = str(gateway.port)
-    for words in (("gateway", "--engine", "bundled", "--port", port), ("serve", "--port", port)):
-        done = python("-m", "edgewise", *words, code=2)
-        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
-        assert f"127.0.0.1:{port}" in done.stderr
+def test_a_taken_port_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for words in (("gateway", "--engine", "bundled"), ("serve",)):
+            done = python("-m", "edgewise", *words, "--port", port, code=2)
+            assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+            assert f"127.0.0.1:{port}" in done.stderr
 
 
 def test_few_open_files_are_a_sentence() -> None:

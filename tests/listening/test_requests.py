@@ -18,7 +18,7 @@ REFUSED = {
     "an upgrade without a key": ((UPGRADE % b"").replace(b"Sec-WebSocket-Key", b"X-Key"), 400),
     "an upgrade of another version": ((UPGRADE % b"").replace(b"Version: 13", b"Version: 1"), 400),
     "an upgrade with a long header": (
-        (UPGRADE % b"").replace(b"Host: here", b"Host: here\r\nX: " + b"a" * 9_000),
+        UPGRADE.replace(b"here", b"here\r\nX: " + b"a" * 9_000) % b"",
         431,
     ),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),

@@ -11,6 +11,7 @@ from playwright.sync_api import Locator, Page, Route, expect
 
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 
+SIZES = {"wide": (1280, 760), "phone": (390, 800)}
 QUESTION = pocketqa().questions[1].prompt
 PATIENCE = 60_000
 """Milliseconds that a busy machine may take; nobody waits for them elsewhere."""
@@ -135,6 +136,18 @@ def reply(page: Page, chunks: Sequence[Mapping[str, Any] | str]) -> None:
         route.fulfill(body=body, content_type="text/event-stream")
 
     page.route("**/v1/chat/completions", answer)
+
+
+TIN: Sequence[Mapping[str, Any]] = (token(0, "Tin"), END, usage())
+
+
+def answered(
+    page: Page, chunks: Sequence[Mapping[str, Any] | str] = TIN, text: str = "tin"
+) -> Locator:
+    """Ask this, and what is asked from now on is answered with these chunks; returns the turn."""
+    reply(page, chunks)
+    ask(page, text)
+    return page.locator(".turn").last
 
 
 HELD = """() => {

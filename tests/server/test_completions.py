@@ -21,7 +21,7 @@ from tests.gateway.running import gateway
 from tests.llama_server_process import llama_server
 from tests.server.in_process import ASK as IN_PROCESS
 from tests.server.in_process import CHAT, TEXT, app, data_of
-from tests.server.serving import far_cloud, get, post, serving
+from tests.server.serving import get, post, serving
 
 PROMPTED = {"model": "edgewise:edge", "prompt": "The word copper names", "max_tokens": 12}
 
@@ -32,25 +32,20 @@ def continued(url: str, **more: Any) -> dict[str, Any]:
     return response.json()
 
 
-def test_text_and_its_ids_are_continued_alike(url: str) -> None:
-    whole = continued(url)
+def test_text_and_its_ids_are_continued_alike_and_streamed(url: str) -> None:
+    whole = continued(url, logprobs=2)
     assert whole["object"] == "text_completion"
     with LlamaModel(bundled("edge")) as model:
         ids = model.tokenizer.encode_prompt(str(PROMPTED["prompt"]))
     assert whole["usage"]["prompt_tokens"] == len(ids)
     for prompt in (ids, [ids], [PROMPTED["prompt"]]):
         assert continued(url, prompt=prompt)["choices"][0]["text"] == whole["choices"][0]["text"]
-
-
-def test_a_stream_says_the_same(url: str) -> None:
     asked: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
     found = data_of(post(url, "v1/completions", **PROMPTED | asked, logprobs=2).text)
-    whole = continued(url, logprobs=2)
-    texts = [chunk["choices"][0]["text"] for chunk in found if chunk["choices"]]
-    assert "".join(texts) == whole["choices"][0]["text"]
+    choices = [chunk["choices"][0] for chunk in found if chunk["choices"]]
+    assert "".join(one["text"] for one in choices) == whole["choices"][0]["text"]
     assert found[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
-    parts = [chunk["choices"][0]["logprobs"] for chunk in found if chunk["choices"]]
-    tokens = [token for part in parts if part for token in part["tokens"]]
+    tokens = [token for one in choices if one["logprobs"] for token in one["logprobs"]["tokens"]]
     assert tokens == whole["choices"][0]["logprobs"]["tokens"]
 
 
@@ -71,37 +66,30 @@ def test_the_prompt_comes_back_before_its_continuation(url: str) -> None:
     assert continued(url, model="edgewise", echo=True, max_tokens=0)["choices"][0]["text"]
 
 
-def test_a_prompts_logprobs_are_the_models_own(url: str) -> None:
-    found = continued(url, prompt=SAID, echo=True, max_tokens=0, logprobs=2)
-    told = found["choices"][0]["logprobs"]
-    wanted: list[float] = []
-    with LlamaModel(bundled("edge")) as loaded:
-        ids = loaded.tokenizer.encode_prompt(SAID)
-        session = loaded.session()
-        for token, following in pairwise(ids):
-            session.extend([token])
-            wanted.append(session.step().logprob(following))
-        session.close()
-    assert told["token_logprobs"][0] is None
-    assert told["top_logprobs"][0] is None
-    assert told["token_logprobs"][1:] == pytest.approx(wanted, abs=0.05)
-    assert all(len(top) <= 2 for top in told["top_logprobs"][1:])
-    assert len(told["tokens"]) == len(told["text_offset"]) == len(ids)
-
-
 def test_logprobs_of_prompt_and_answer_are_one_list(url: str) -> None:
-    asked: dict[str, Any] = {"prompt": SAID, "echo": True, "max_tokens": 3, "logprobs": 1}
+    asked: dict[str, Any] = {"prompt": SAID, "echo": True, "max_tokens": 3, "logprobs": 2}
     choice = continued(url, **asked)["choices"][0]
     told = choice["logprobs"]
     assert "".join(told["tokens"]) == choice["text"]
-    starts = [choice["text"].index(told["tokens"][-1], told["text_offset"][-1])]
-    assert starts == told["text_offset"][-1:]
+    start = choice["text"].index(told["tokens"][-1], told["text_offset"][-1])
+    assert told["text_offset"][-1] == start
+    # The prompt's are the model's own.
+    wanted: list[float] = []
+    with LlamaModel(bundled("edge")) as loaded:
+        ids = loaded.tokenizer.encode_prompt(SAID)
+        with closing(loaded.session()) as session:
+            for token, following in pairwise(ids):
+                session.extend([token])
+                wanted.append(session.step().logprob(following))
+    (first, *logprobs), (top, *tops) = told["token_logprobs"], told["top_logprobs"]
+    assert first is top is None
+    assert logprobs[: len(wanted)] == pytest.approx(wanted, abs=0.05)
+    assert all(len(one) <= 2 for one in tops)
+    assert len(told["tokens"]) == len(told["text_offset"]) == len(ids) + 3
     # What is likeliest is its own candidate, to the bit: evaluations compare them.
-    for logprob, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True):
-        assert logprob <= max(top.values())
-    assert told["token_logprobs"][-1] == max(told["top_logprobs"][-1].values())
-    ids = [[*range(3, 9)]]
-    by_id = continued(url, **asked | {"prompt": ids})["choices"][0]["logprobs"]
+    assert all(one <= max(of.values()) for one, of in zip(logprobs, tops, strict=True))
+    assert logprobs[-1] == max(tops[-1].values())
+    by_id = continued(url, **asked | {"prompt": [[*range(3, 9)]]})["choices"][0]["logprobs"]
     assert len(by_id["tokens"]) == 9
     first = data_of(post(url, "v1/completions", **PROMPTED | asked, stream=True).text)[0]
     assert first["choices"][0]["text"] == SAID
@@ -127,9 +115,7 @@ def test_long_prompts_are_scored_in_batches() -> None:
 
 def test_ids_of_a_text_and_back(url: str) -> None:
     def ask(path: str, **body: Any) -> dict[str, Any]:
-        found = post(url, path, **body)
-        assert found.status_code == 200, found.text
-        return found.json()
+        return post(url, path, **body).raise_for_status().json()
 
     info = get(f"{url}/tokenizer_info").json()
     text = f"The word copper{info['eos_token']}"
@@ -140,61 +126,52 @@ def test_ids_of_a_text_and_back(url: str) -> None:
     whole = ask("tokenize", prompt=text)["tokens"]
     assert whole[-found["count"] :] == found["tokens"]
     assert info["chat_template"]
-    for path, body in (
-        ("detokenize", {"tokens": [1 << 30]}),
-        ("detokenize", {"tokens": [-1]}),
-        ("tokenize", {"prompt": 3}),
-        ("tokenize", {"messages": []}),
-    ):
-        refused = post(url, path, **body)
-        assert refused.status_code == 400, refused.text
+    for wrong in ([1 << 30], [-1]):
+        assert post(url, "detokenize", tokens=wrong).status_code == 400
+    for refused in ({"prompt": 3}, {"messages": []}):
+        assert post(url, "tokenize", **refused).status_code == 400
 
 
 OTHER = "The sea is blue."
 
 
-def test_prompts_ids_come_once_and_only_where_asked_for() -> None:
-    with app(ScriptedCloud(replying(OTHER, prompt="sky: "))) as client:
+def test_provenance_of_prompts_corrections_and_thresholds() -> None:
+    told = {**IN_PROCESS, "edgewise": {"provenance": True}}
+
+    def tokens(model: str) -> list[dict[str, Any]]:
+        reply = client.post("/v1/completions", json={**told, "model": model}).json()
+        return reply["edgewise"]["tokens"]
+
+    def held(model: str) -> list[tuple[float | None, float | None]]:
+        return [(one["score"], one["threshold"]) for one in tokens(model)]
+
+    with app(ScriptedCloud(replying(OTHER, prompt="sky: ")), threshold=0.7) as client:
+        assert client.get("/health").json()["threshold"] == 0.7
+        # The prompt's ids come once, and only where asked for.
         for path, body in (("completions", IN_PROCESS), ("chat/completions", CHAT)):
             plain = client.post(f"/v1/{path}", json={**body, "stream": True}).text
             assert "prompt_token_ids" not in plain
-            told = {**body, "edgewise": {"provenance": True}}
-            streamed = client.post(f"/v1/{path}", json={**told, "stream": True}).text
-            whole = client.post(f"/v1/{path}", json=told).json()
+            asked = {**body, "edgewise": {"provenance": True}}
+            streamed = client.post(f"/v1/{path}", json={**asked, "stream": True}).text
+            whole = client.post(f"/v1/{path}", json=asked).json()
             assert streamed.count('"prompt_token_ids":[115,107,121,58,32]') == 1
             assert streamed.index("prompt_token_ids") < streamed.index('"token":{"index":0')
             assert whole["edgewise"]["prompt_token_ids"] == list(b"sky: ")
-
-
-def test_a_correction_is_told_by_what_the_edge_would_have_written() -> None:
-    body = {**IN_PROCESS, "model": "edgewise"}
-    with app(ScriptedCloud(replying(OTHER, prompt="sky: ")), threshold=0.7) as client:
-        told = {**body, "edgewise": {"provenance": True}}
+        # A correction is told by what the edge would have written.
         reply = client.post("/v1/completions", json=told).json()
-    drafts = [one["draft"] for one in reply["edgewise"]["tokens"] if one["source"] == "cloud"]
-    changed = [one for one in reply["edgewise"]["tokens"] if one["draft"]["id"] != one["id"]]
-    assert len(drafts) == len(reply["edgewise"]["tokens"])
-    assert len(changed) == reply["usage"]["edgewise"]["correction_tokens"] > 0
-    assert all(one["draft"]["text"] == one["edge"][0]["token"] for one in changed)
-
-
-def test_the_threshold_stands_beside_the_score() -> None:
-    told = {**IN_PROCESS, "edgewise": {"provenance": True}}
-
-    def held(client: Any, model: str) -> list[tuple[float | None, float | None]]:
-        reply = client.post("/v1/completions", json={**told, "model": model}).json()
-        return [(one["score"], one["threshold"]) for one in reply["edgewise"]["tokens"]]
-
-    with app(ScriptedCloud(replying(OTHER, prompt="sky: ")), threshold=0.7) as client:
-        assert set(held(client, "edgewise")) == {(1.0, 0.7)}
-        assert {threshold for _, threshold in held(client, "edgewise:edge")} == {None}
-        assert {threshold for _, threshold in held(client, "edgewise@0")} == {None}
-        steered = [threshold for score, threshold in held(client, "edgewise@0.2") if score]
-        alone = held(client, "edgewise:cloud")
-    # The controller moves it from token to token.
-    assert len({round(one or 0, 6) for one in steered}) > 3
-    # Where a consult brings several tokens, those behind the first had no score.
-    assert alone[:2] == [(1.0, 0.0), (None, None)]
+        written = reply["edgewise"]["tokens"]
+        assert {one["source"] for one in written} == {"cloud"}
+        changed = [one for one in written if one["draft"]["id"] != one["id"]]
+        assert len(changed) == reply["usage"]["edgewise"]["correction_tokens"] > 0
+        assert all(one["draft"]["text"] == one["edge"][0]["token"] for one in changed)
+        # The threshold stands beside the score; for a share the controller moves it.
+        assert set(held("edgewise")) == {(1.0, 0.7)}
+        assert {threshold for _, threshold in held("edgewise:edge")} == {None}
+        assert {threshold for _, threshold in held("edgewise@0")} == {None}
+        steered = [threshold for score, threshold in held("edgewise@0.2") if score]
+        assert len({round(one or 0, 6) for one in steered}) > 3
+        # Where a consult brings several tokens, those behind the first had no score.
+        assert held("edgewise:cloud")[:2] == [(1.0, 0.0), (None, None)]
 
 
 # Alone the edge always says the same; a pair whose share is steered depends on when completions
@@ -237,14 +214,15 @@ def test_a_stream_says_the_same_as_a_whole_answer(url: str) -> None:
     assert all("usage" not in chunk for chunk in chunks(url))
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_an_answer_ends_at_its_limit(url: str, field: str) -> None:
-    found = answer(url, **{field: 3})
-    assert found["usage"]["completion_tokens"] == 3
-    assert found["choices"][0]["finish_reason"] == "length"
-
-
-def test_a_stop_string_ends_the_answer_before_it(url: str) -> None:
+def test_an_answer_ends_at_its_limit_and_before_a_stop_string(url: str) -> None:
+    # Beside what OpenAI's client sends unasked.
+    zero = dict.fromkeys(("frequency_penalty", "presence_penalty"), 0)
+    more: dict[str, Any] = {"n": 1, "tools": [], "logit_bias": {}, "user": "somebody", **zero}
+    more |= {"response_format": {"type": "text"}, "temperature": None}
+    for field in ("max_tokens", "max_completion_tokens"):
+        found = answer(url, **{field: 3}, **more)
+        assert found["usage"]["completion_tokens"] == 3
+        assert found["choices"][0]["finish_reason"] == "length"
     whole = answer(url)["choices"][0]["message"]["content"]
     stop = whole[10:14]
     for form in (stop, [stop, "never said"]):
@@ -255,14 +233,12 @@ def test_a_stop_string_ends_the_answer_before_it(url: str) -> None:
 
 
 def test_a_seed_repeats_a_drawn_answer(url: str) -> None:
-    drawn = [
-        answer(url, seed=seed, temperature=1.5)["choices"][0]["message"]["content"]
-        for seed in (3, 3, -4)
-    ]
-    assert drawn[0] == drawn[1] != drawn[2]
+    def drawn(**more: Any) -> str:
+        return answer(url, temperature=1.5, **more)["choices"][0]["message"]["content"]
+
+    assert drawn(seed=3) == drawn(seed=3) != drawn(seed=-4)
     # Without one every draw is another.
-    drawn = {answer(url, temperature=1.5)["choices"][0]["message"]["content"] for _ in range(4)}
-    assert len(drawn) > 1
+    assert len({drawn() for _ in range(4)}) > 1
 
 
 @pytest.mark.parametrize("model", ["edgewise:edge", "edgewise:cloud"])
@@ -330,11 +306,9 @@ def test_provenance_is_told_on_demand(url: str, model: str, reason: str) -> None
     assert {token["source"] for token in told} == {"edge", "cloud"}
 
 
-@pytest.mark.deep
-def test_guesses_are_told_while_a_consult_flies() -> None:
-    flags = ("--threads", "1", "--router", "bundled")
-    with far_cloud(0.1) as link, serving("--cloud", link.url, *flags) as far:
-        found = chunks(far, model="edgewise@0.2", messages=ASK_HARD, edgewise={"pending": True})
+def test_guesses_are_told_while_a_consult_flies(linked: tuple[str, Link]) -> None:
+    asked: dict[str, Any] = {"messages": ASK_HARD, "edgewise": {"pending": True}}
+    found = chunks(linked[0], model="edgewise@0.2", **asked)
     own = [chunk["edgewise"] for chunk in found if "edgewise" in chunk]
     assert any("pending" in one for one in own)
     assert not any("token" in one for one in own)
@@ -344,29 +318,11 @@ def test_a_second_turn_does_not_read_the_first_again(url: str) -> None:
     history = [{"role": "user", "content": "Tell me about copper. " * 8}]
     first = answer(url, messages=history, max_tokens=24)
     said_first = first["choices"][0]["message"]["content"]
-    history += [
-        {"role": "assistant", "content": said_first},
-        {"role": "user", "content": "And iron?"},
-    ]
+    history.append({"role": "assistant", "content": said_first})
+    history.append({"role": "user", "content": "And iron?"})
     second = answer(url, messages=history, max_tokens=8)
     cached = second["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert cached >= 0.9 * first["usage"]["prompt_tokens"]
-
-
-def test_what_openais_client_sends_unasked_is_accepted(url: str) -> None:
-    found = answer(
-        url,
-        max_tokens=2,
-        n=1,
-        tools=[],
-        logit_bias={},
-        frequency_penalty=0,
-        presence_penalty=0,
-        user="somebody",
-        response_format={"type": "text"},
-        temperature=None,
-    )
-    assert 1 <= found["usage"]["completion_tokens"] <= 2
 
 
 def asked(url: str, model: str, prompt: str, tokens: int) -> dict[str, Any]:
@@ -407,10 +363,8 @@ def test_a_threshold_gives_one_answer_whatever_was_asked_before(url: str) -> Non
 def test_a_share_keeps_verification_and_a_threshold_has_the_router(url: str) -> None:
     question, said = pocketqa().questions[0].prompt, {"edgewise": {"provenance": True}}
     models = ("edgewise", "edgewise@0.2", "edgewise:t0.2", "edgewise:edge", "edgewise:cloud")
-    found = {
-        model: continued(url, model=model, prompt=question, max_tokens=24, **said)
-        for model in models
-    }
+    told: dict[str, Any] = {"prompt": question, "max_tokens": 24, **said}
+    found = {model: continued(url, model=model, **told) for model in models}
     usage = {model: reply["usage"]["edgewise"] for model, reply in found.items()}
     assert [usage[model]["verified_tokens"] > 0 for model in models] == [True] * 2 + [False] * 3
     for model in models[:2]:

@@ -29,7 +29,6 @@ from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import (
     SIZE,
     ByteTokenizer,
-    Script,
     ScriptedEdge,
     noise,
     replying,
@@ -39,7 +38,7 @@ from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import DIALECTS
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
-from tests.server.in_process import ASK, BODIES, CHAT, answering_of, app, at_port
+from tests.server.in_process import BODIES, answering_of, app, at_port
 from tests.tool_models import ToolTokenizer
 
 MARK = {"edgewise": {"cloud": "none"}}
@@ -86,7 +85,7 @@ def crossed(recorder: Recorder) -> str:
     return b"\n".join(found).decode("utf-8", "replace")
 
 
-def turn(role: str, content: str, *, local: bool = False) -> dict[str, Any]:
+def turn(role: str, content: Any, *, local: bool = False) -> dict[str, Any]:
     return {"role": role, "content": content, **(MARK if local else {})}
 
 
@@ -126,42 +125,39 @@ def test_nothing_of_a_local_message_crosses(name: str, how: str) -> None:
     assert "hidden" not in text
 
 
-def test_a_completion_is_local_where_it_says_so() -> None:
-    with watched("gateway") as (client, recorder):
-        for more in ({"json": {**ASK, **MARK}}, {"json": ASK, "headers": HEADER}):
-            found = client.post("/v1/completions", **more).json()
-            assert found["usage"]["edgewise"]["sent"]["bytes"] == 0
-        ids = {**ASK, "prompt": list(b"sky: "), **MARK}
-        assert client.post("/v1/completions", json=ids).status_code == 200
-        # It is remembered.
-        assert client.post("/v1/completions", json=ASK).status_code == 200
-        assert recorder.messages == []
-        other = {**ASK, "prompt": "sea: "}
-        assert client.post("/v1/completions", json=other).status_code == 200
-        assert recorder.messages != []
+USED = {"type": "tool_use", "id": "x", "name": "a", "input": {}}
+CALLED = {"type": "function_call", "call_id": "x", "name": "a", "arguments": "{}"}
+ALL = {"edgewise": {"cloud": "all"}}
+X = turn("user", "x")
+UNHELD: list[tuple[str, dict[str, Any], str]] = [
+    ("chat/completions", {"edgewise": {"cloud": "some"}}, "edgewise.cloud"),
+    ("chat/completions", {"messages": [X | ALL]}, "messages.0.edgewise"),
+    ("chat/completions", {"messages": [X | {"edgewise": {}}]}, "messages.0.edgewise"),
+    ("chat/completions", {"headers": {"X-Edgewise-Cloud": "auto"}}, "X-Edgewise-Cloud"),
+    ("chat/completions", {"headers": {"X-Edgewise-Cloud": ""}}, "X-Edgewise-Cloud"),
+    ("chat/completions", {"model": "edgewise:cloud", **MARK}, "model"),
+    # Marks on what is no message.
+    ("responses", {"input": [X, CALLED | MARK, X]}, "edgewise is not supported"),
+    ("messages", {"messages": [X, {"role": "assistant", "content": [USED | MARK]}, X]},
+     "edgewise is not supported"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"edgewise": {"cloud": "some"}}, "edgewise.cloud"),
-        ({"messages": [turn("user", "x") | {"edgewise": {"cloud": "all"}}]}, "messages.0.edgewise"),
-        ({"messages": [turn("user", "x") | {"edgewise": {}}]}, "messages.0.edgewise"),
-        ({"headers": {"X-Edgewise-Cloud": "auto"}}, "X-Edgewise-Cloud"),
-        ({"headers": {"X-Edgewise-Cloud": ""}}, "X-Edgewise-Cloud"),
-        ({"model": "edgewise:cloud", **MARK}, "model"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused(more: dict[str, Any], param: str) -> None:
-    with watched("llama-server") as (client, recorder):
-        found = post(client, more.pop("messages", CHAT["messages"]), **more)
-        assert found.status_code == 400
-        assert found.json()["error"]["param"].startswith(param)
-        assert recorder.messages == []
+@pytest.mark.parametrize(("path", "more", "told"), UNHELD)
+def test_what_cannot_be_honoured_is_refused(path: str, more: dict[str, Any], told: str) -> None:
+    headers = more.get("headers", {})
+    body = BODIES[path] | {key: one for key, one in more.items() if key != "headers"}
+    edge = ScriptedEdge(noise(), tokenizer=ToolTokenizer())
+    cloud = ScriptedCloud(noise(), tokenizer=ToolTokenizer())
+    with app(cloud, edge=edge) as client:
+        found = client.post(f"/v1/{path}", json=body, headers=headers)
+    assert found.status_code == 400
+    error = found.json()["error"]
+    assert told in error["message"] if " " in told else error["param"].startswith(told)
+    assert cloud.opened == 0
 
 
 THOUGHT = [{"type": "thinking", "thinking": "so", "signature": "x"}]
-USED = {"type": "tool_use", "id": "x", "name": "a", "input": {}}
 RESULT = [{"type": "tool_result", "tool_use_id": "x", "content": "hidden-2"}]
 MARKED: list[tuple[str, list[dict[str, Any]]]] = [
     *(
@@ -170,10 +166,7 @@ MARKED: list[tuple[str, list[dict[str, Any]]]] = [
         for role in ("user", "assistant")
     ),
     ("messages", [{"role": "assistant", "content": THOUGHT, **MARK}]),
-    (
-        "messages",
-        [{"role": "assistant", "content": [USED]}, {"role": "user", "content": RESULT, **MARK}],
-    ),
+    ("messages", [turn("assistant", [USED]), turn("user", RESULT, local=True)]),
 ]
 
 
@@ -189,25 +182,6 @@ def test_a_mark_on_a_message_holds_at_every_endpoint(path: str, said: list[dict[
             found = client.post(f"/v1/{path}", json=BODIES[path] | {field: turns})
             assert found.status_code == 200, found.text
             assert cloud.opened == opened
-
-
-CALLED = {"type": "function_call", "call_id": "x", "name": "a", "arguments": "{}"}
-
-
-@pytest.mark.parametrize(
-    ("path", "said"),
-    [
-        ("responses", CALLED | MARK),
-        ("messages", {"role": "assistant", "content": [USED | MARK]}),
-    ],
-)
-def test_a_mark_on_what_is_no_message_is_refused(path: str, said: dict[str, Any]) -> None:
-    field = "input" if path == "responses" else "messages"
-    with app(edge=ScriptedEdge(noise(), tokenizer=ToolTokenizer())) as client:
-        body = BODIES[path] | {field: [turn("user", "x"), said, turn("user", "x")]}
-        found = client.post(f"/v1/{path}", json=body)
-    assert found.status_code == 400
-    assert "edgewise is not supported" in found.text
 
 
 def test_a_mark_goes_on_to_all_that_follows_and_is_remembered() -> None:
@@ -318,32 +292,36 @@ def asked() -> Iterator[Asking]:
 
 @pytest.mark.parametrize("later", ENDPOINTS)
 @pytest.mark.parametrize("first", ENDPOINTS)
-def test_a_stopped_local_question_stays_here_when_the_next_one_follows(
+def test_what_was_stopped_stays_here_when_the_next_question_follows(
     asked: Asking, first: str, later: str
 ) -> None:
+    """The question itself, and its answer wherever it was stopped."""
     said = f"{SECRET} {first} {later}"
+    # In a prompt without turns a beginning is known once it is long.
+    many = 80 if later == "completions" else 9
     asked.stop(first, [("user", said)], 1, headers=HEADER)
+    answer = asked.stop(first, [("user", f"{said} again")], many, headers=HEADER)
+    assert len(answer) >= 5
     for more in ([("user", said), ("user", "and more")], [("user", [said, "and more"])]):
         assert asked.ask(later, more).status_code == 200
     assert "hidden" not in asked.crossed
-
-
-@pytest.mark.parametrize("later", ENDPOINTS)
-@pytest.mark.parametrize("first", ENDPOINTS)
-def test_a_local_answer_stays_here_wherever_it_was_stopped(
-    asked: Asking, first: str, later: str
-) -> None:
-    said = f"{SECRET} answered {first} {later}"
-    # In a prompt without turns a beginning is known once it is long.
-    answer = asked.stop(
-        first, [("user", said)], 80 if later == "completions" else 9, headers=HEADER
-    )
-    assert len(answer) >= 5
     before = asked.crossed
     turns = [("user", "what was it?"), ("assistant", answer), ("user", "go on")]
-    found = asked.ask(later, turns)
-    assert found.status_code == 200
+    assert asked.ask(later, turns).status_code == 200
     assert asked.crossed == before
+
+
+def test_a_completion_is_local_where_it_says_so(asked: Asking) -> None:
+    """By its text and by token ids; from then on it is remembered."""
+    before, said = asked.crossed, f"{SECRET} completed"
+    ids: dict[str, Any] = {"prompt": list(f"so: {said}".encode())}
+    for more, headers in ((MARK, {}), ({}, HEADER), (ids | MARK, {}), ({}, {}), (ids, {})):
+        body = {"model": "edgewise", "prompt": said, "max_tokens": 4} | more
+        found = asked.client.post("completions", json=body, headers=headers).json()
+        assert found["usage"]["edgewise"]["sent"]["bytes"] == 0
+    assert asked.crossed == before
+    assert asked.ask("completions", [("user", "open and completed")]).status_code == 200
+    assert asked.crossed != before
 
 
 @pytest.mark.parametrize("later", ENDPOINTS)
@@ -367,6 +345,11 @@ def test_a_title_of_a_local_conversation_is_written_here(asked: Asking, later: s
         assert asked.ask(later, [("user", title)]).status_code == 200
         assert asked.ask(later, [("system", title), ("user", "a title")]).status_code == 200
     assert "hidden" not in asked.crossed
+
+
+def knows(known: LocalMessages, text: str, role: str = "user", **more: Any) -> bool:
+    """Whether a message without a mark is local."""
+    return known.marked([Message(role, text)], **{"local": False, **more})[0].local
 
 
 SPOKEN = {
@@ -401,20 +384,19 @@ QUOTED: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("said", SPOKEN.values(), ids=SPOKEN.keys())
 def test_a_text_is_known_however_it_is_quoted(said: str, quote: Callable[[str], str]) -> None:
     known = LocalMessages()
-    known.marked([Message("user", said)], local=True)
-    title = Message("user", f"### Task: a title\nUSER: {quote(said)}\nASSISTANT: x")
-    assert known.marked([title], local=False)[0].local
+    assert knows(known, said, local=True)
+    assert knows(known, f"### Task: a title\nUSER: {quote(said)}\nASSISTANT: x")
     known = LocalMessages()
     known.writing(said)
     known.answered([Message("assistant", quote(said), local=True)])
-    assert known.marked([Message("assistant", said)], local=False)[0].local
+    assert knows(known, said, "assistant")
 
 
 def test_escapes_that_never_end_take_no_time() -> None:
     known = LocalMessages()
-    known.marked([Message("user", f"{SECRET} of mine")], local=True)
+    assert knows(known, f"{SECRET} of mine", local=True)
     for text in ("\\" * 400_000, "&#" + "9" * 400_000, "&" * 400_000, "&a" * 200_000 + ";"):
-        assert not known.marked([Message("user", text)], local=False)[0].local
+        assert not knows(known, text)
 
 
 def test_many_texts_that_begin_alike_take_one_look_for_each_length() -> None:
@@ -422,9 +404,8 @@ def test_many_texts_that_begin_alike_take_one_look_for_each_length() -> None:
     flood = [Message("user", f"{begin}{number:05}", local=True) for number in range(2000)]
     known.marked(flood, local=False)
     parts = [f"{begin}z{number:04}" for number in range(1000)]
-    asked = [Message("user", " ".join(parts))]
-    assert not known.marked(asked, local=False, parts=[parts])[0].local
-    assert known.marked(asked, local=False, parts=[[*parts, flood[-1].content]])[0].local
+    assert not knows(known, " ".join(parts), parts=[parts])
+    assert knows(known, " ".join(parts), parts=[[*parts, flood[-1].content]])
 
 
 def test_a_request_that_takes_too_many_looks_is_local() -> None:
@@ -433,27 +414,24 @@ def test_a_request_that_takes_too_many_looks_is_local() -> None:
     flood = [Message("user", begin + "b" * number, local=True) for number in range(1, 1001)]
     known.marked(flood, local=False)
     parts = [f"{begin}{'z' * 1000}{number}" for number in range(1000)]
-    asked = [Message("user", "hello")]
-    assert not known.marked(asked, local=False, parts=[parts[:10]])[0].local
-    assert known.marked(asked, local=False, parts=[parts])[0].local
+    assert not knows(known, "hello", parts=[parts[:10]])
+    assert knows(known, "hello", parts=[parts])
 
 
-def test_an_answer_in_any_language_is_known_wherever_it_was_stopped() -> None:
+def test_an_answer_is_known_in_any_language_wherever_it_was_stopped() -> None:
     for said in SPOKEN.values():
         for end in range(8, len(said)):
             known = LocalMessages()
             for written in range(end + 1):
                 known.writing(said[:written])
-            assert known.marked([Message("assistant", said[:end])], local=False)[0].local
-            assert not known.marked([Message("assistant", "Bien sûr, 我的")], local=False)[0].local
-
-
-def test_by_token_ids_too(asked: Asking) -> None:
-    said = f"{SECRET} by ids"
-    asked.ask("completions", [("user", said)], headers=HEADER)
-    body = {"model": "edgewise", "prompt": list(f"so: {said}".encode()), "max_tokens": 4}
-    assert asked.client.post("completions", json=body).status_code == 200
-    assert "hidden" not in asked.crossed
+            assert knows(known, said[:end], "assistant")
+            assert not knows(known, "Bien sûr, 我的", "assistant")
+    # Of a long one the beginning is remembered.
+    known, text = LocalMessages(), ""
+    while known.writing(text):
+        text += "word "
+    assert len(text) < 200
+    assert knows(known, text + "and so on", "assistant")
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -486,21 +464,20 @@ def test_a_hostile_client_of_every_endpoint_gets_nothing_across(seed: int) -> No
 
 
 def test_no_strangers_refused_requests_make_it_forget() -> None:
-    known = LocalMessages(most=50, most_asked=20)
-    mine = [Message("user", f"{SECRET} of mine", local=True)]
-    known.answered(known.marked(mine, local=False, owner="me"), owner="me")
+    known, mine = LocalMessages(most=50, most_asked=20), f"{SECRET} of mine"
+    marked = known.marked([Message("user", mine, local=True)], local=False, owner="me")
+    known.answered(marked, owner="me")
     for number in range(200):
         for owner in ("me", "other"):
-            known.marked([Message("user", f"flood {number}")], local=True, owner=owner)
-    plain = [Message("user", f"{SECRET} of mine")]
-    assert known.marked(plain, local=False, owner="me")[0].local
+            assert knows(known, f"flood {number}", local=True, owner=owner)
+    assert knows(known, mine, owner="me")
     # Another's is not mine.
-    assert not known.marked(plain, local=False, owner="other")[0].local
+    assert not knows(known, mine, owner="other")
     # What was answered is forgotten in its order, the refused apart.
     for number in range(50):
         known.answered([Message("user", f"later number {number}", local=True)], owner="me")
-        known.marked([Message("user", f"flood {number}")], local=True, owner="me")
-    assert not known.marked(plain, local=False, owner="me")[0].local
+        assert knows(known, f"flood {number}", local=True, owner="me")
+    assert not knows(known, mine, owner="me")
 
 
 def kept_waiting() -> bool:
@@ -528,15 +505,6 @@ def kept_waiting() -> bool:
 def test_a_long_text_keeps_no_answer_waiting() -> None:
     """It is searched beside the answers; a busy machine may keep one waiting, not each."""
     assert not all(kept_waiting() for _ in range(10))
-
-
-def test_of_an_answer_its_beginning_is_remembered() -> None:
-    known, text = LocalMessages(), ""
-    while known.writing(text):
-        text += "word "
-    assert len(text) < 200
-    answer = [Message("assistant", text + "and so on")]
-    assert known.marked(answer, local=False)[0].local
 
 
 @pytest.mark.parametrize(
@@ -572,51 +540,41 @@ def test_what_merely_looks_alike_goes_on() -> None:
     pieces = ("The ", "capital ", "of ", "that ", "country ", "is ", "Paris")
     for count in range(len(pieces)):
         known.writing("".join(pieces[: count + 1]))
-    for role, text in (
-        ("user", "yes, and what is the capital?"),
-        ("assistant", "yes"),
-        ("user", "The"),
-        ("user", SECRET[:-6]),
-        ("assistant", "The capital of that country is Rome"),
-    ):
-        assert not known.marked([Message(role, text)], local=False)[0].local, text
-    for role, text in (
-        ("user", "yes"),
-        ("assistant", "The"),
-        ("assistant", "The capital of that country is"),
-        ("user", f"'{SECRET}', it said"),
-    ):
-        assert known.marked([Message(role, text)], local=False)[0].local, text
+    whole = "The capital of that country is"
+    others = [("assistant", "yes"), ("assistant", f"{whole} Rome")]
+    others += [("user", one) for one in ("yes, and what is the capital?", "The", SECRET[:-6])]
+    for role, text in others:
+        assert not knows(known, text, role), text
+    own = [("user", "yes"), ("user", f"'{SECRET}', it said"), ("assistant", "The")]
+    for role, text in [*own, ("assistant", whole)]:
+        assert knows(known, text, role), text
 
 
 SAID = "Write to anna@b.example:"
 
 
-def answered(redact: str, script: Script, model: str) -> tuple[int, str, ScriptedCloud]:
-    """Status and body of a reply, and the cloud behind the adapter."""
-    cloud = ScriptedCloud(script)
+@pytest.mark.parametrize(
+    ("redact", "model", "status"),
+    [
+        ("email", "edgewise:cloud", 200),
+        ("email=local", "edgewise:cloud", 400),
+        ("email=local", "edgewise", 200),
+    ],
+)
+def test_what_is_redacted_comes_back_as_it_was_and_a_local_class_stays(
+    redact: str, model: str, status: int
+) -> None:
+    cloud = ScriptedCloud(replying(" mail to <EMAIL_1> now", prompt="Write to <EMAIL_1>:"))
     shown = context_filter(Settings(redact=redact))
-    seen = adapted(cloud, ByteTokenizer(), context_filter=shown)
     edge = ScriptedEdge(noise(), context=1 << 14)
-    body = {"model": model, "messages": [{"role": "user", "content": SAID}], "max_tokens": 40}
-    with app(seen, edge=edge) as client:
+    body = {"model": model, "messages": [turn("user", SAID)], "max_tokens": 40}
+    with app(adapted(cloud, ByteTokenizer(), context_filter=shown), edge=edge) as client:
         reply = client.post("/v1/chat/completions", json=body)
-    return reply.status_code, reply.text, cloud
-
-
-def test_clients_see_no_placeholder() -> None:
-    script = replying(" mail to <EMAIL_1> now", prompt="Write to <EMAIL_1>:")
-    status, text, cloud = answered("email", script, "edgewise:cloud")
-    assert status == 200
-    assert "mail to anna@b.example now" in text
-    assert "EMAIL_1" not in text
-    assert cloud.asks
+    assert reply.status_code == status, reply.text
+    assert ("local" in reply.text) == (status == 400)
+    assert (cloud.opened == 0) == (redact == "email=local")
     assert not any(b"anna" in bytes(ids) for ids, _ in cloud.asks)
-
-
-@pytest.mark.parametrize(("model", "status"), [("edgewise:cloud", 400), ("edgewise", 200)])
-def test_a_local_class_stays(model: str, status: int) -> None:
-    got, text, cloud = answered("email=local", replying("", prompt=""), model)
-    assert got == status, text
-    assert cloud.opened == 0
-    assert ("local" in text) == (status == 400)
+    if redact == "email":
+        assert cloud.asks
+        assert "mail to anna@b.example now" in reply.text
+        assert "EMAIL_1" not in reply.text

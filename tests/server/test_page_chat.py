@@ -14,6 +14,8 @@ from tests.server.page_asking import (
     COMPOSING,
     END,
     QUESTION,
+    TIN,
+    answered,
     ask,
     begin,
     choose,
@@ -32,10 +34,13 @@ from tests.server.page_asking import (
 from tests.server.serving import serving
 
 
-def test_an_answer_is_saved_as_one_file(page: Page) -> None:
-    """It shows who wrote what, loads nothing and runs nothing."""
-    reply(page, [token(0, "<img src=x>"), cloud_token(1, " a", " no"), END])
-    ask(page, "tin?")
+def test_an_answer_is_saved_and_copied(page: Page) -> None:
+    """As a file that shows who wrote what, loads nothing and runs nothing; as text, none struck."""
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    answered(page, [token(0, "<img src=x>"), cloud_token(1, " a", " no"), END], "tin?")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.locator(".answer [role=status]")).to_have_text("copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "<img src=x> a"
     page.locator(".meters summary").click()
     with page.expect_download() as downloading:
         page.get_by_role("button", name="Share").click()
@@ -52,34 +57,10 @@ def test_an_answer_is_saved_as_one_file(page: Page) -> None:
     assert asked == []
 
 
-def test_an_answer_is_copied_without_what_was_struck(page: Page) -> None:
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    reply(page, [token(0, "Tin is"), cloud_token(1, " a", " no"), END])
-    ask(page, "tin")
-    expect(page.locator(".text rt")).to_have_text("no")
-    page.get_by_role("button", name="Copy").click()
-    expect(page.locator(".answer [role=status]")).to_have_text("copied")
-    assert page.evaluate("navigator.clipboard.readText()") == "Tin is a"
-
-
-def test_an_answer_is_written_again(page: Page) -> None:
+def test_a_question_is_edited_and_an_answer_written_again(page: Page) -> None:
+    """What followed is dropped, and what was said before a question is no part of it."""
     bodies = sent_bodies(page)
-    ask(page, QUESTION)
-    ask(page, "Tell me about copper.")
-    choose(page, "Edge")
-    with whole_turn(page):
-        page.get_by_role("button", name="Ask again").first.click()
-    # What followed is gone, and what was said before is no part of the question.
-    expect(page.locator(".turn")).to_have_count(1)
-    expect(page.locator(".text")).not_to_have_text("")
-    last = json.loads(bodies[-1])
-    assert last["model"] == "edgewise:edge"
-    assert [message["content"] for message in last["messages"]] == [QUESTION]
-
-
-def test_a_question_is_edited_and_what_follows_is_dropped(page: Page) -> None:
-    bodies = sent_bodies(page)
-    for prompt in ("Tell me about tin.", "Tell me about copper.", "And about gold?"):
+    for prompt in (QUESTION, "Tell me about copper.", "And about gold?"):
         ask(page, prompt)
     edit = page.get_by_role("button", name="Edit").nth(1)
     edit.click()
@@ -97,12 +78,19 @@ def test_a_question_is_edited_and_what_follows_is_dropped(page: Page) -> None:
     roles = [message["role"] for message in json.loads(bodies[-1])["messages"]]
     assert roles == ["user", "assistant", "user"]
     assert "copper" not in bodies[-1]
+    choose(page, "Edge")
+    with whole_turn(page):
+        page.get_by_role("button", name="Ask again").first.click()
+    expect(page.locator(".turn")).to_have_count(1)
+    expect(page.locator(".text")).not_to_have_text("")
+    last = json.loads(bodies[-1])
+    assert last["model"] == "edgewise:edge"
+    assert [message["content"] for message in last["messages"]] == [QUESTION]
 
 
 def test_a_key_of_an_input_method_sends_nothing(page: Page) -> None:
     bodies = sent_bodies(page)
-    reply(page, [token(0, "Tin"), END, usage()])
-    ask(page, "tin")
+    answered(page)
     page.get_by_role("button", name="Edit").click()
     for name in ("Message", "Question"):
         field = page.get_by_label(name, exact=True)
@@ -183,10 +171,14 @@ def test_settings_are_sent(page: Page) -> None:
     assert json.loads(bodies[-1])["temperature"] == 0.5
 
 
-def test_a_key_is_asked_for_and_never_kept(browser: Browser) -> None:
+def test_a_key_is_never_kept_and_a_server_that_is_gone_is_told(browser: Browser) -> None:
+    page = browser.new_page()
     with serving("--cloud", "none", EDGEWISE_API_KEY="a-secret-of-mine") as url:
-        page = browser.new_page()
         page.goto(url)
+        expect(page.locator("#models")).to_contain_text("no cloud")
+        # There is nothing to choose.
+        expect(page.get_by_role("radio")).to_have_count(0)
+        expect(page.get_by_label("Cloud share")).to_be_hidden()
         expect(page.locator("#sent-sum")).to_have_text("not known")
         begin(page, "Tell me about tin.")
         expect(page.get_by_role("alert")).to_contain_text("API key is missing")
@@ -202,24 +194,14 @@ def test_a_key_is_asked_for_and_never_kept(browser: Browser) -> None:
         kept = page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie])")
         assert "Tell me about tin." in kept
         assert "a-secret-of-mine" not in kept
-        page.close()
-
-
-def test_a_server_that_is_gone_is_told_and_the_question_kept(browser: Browser) -> None:
-    page = browser.new_page()
-    with serving("--cloud", "none") as url:
-        page.goto(url)
-        expect(page.locator("#models")).to_contain_text("no cloud")
-        # There is nothing to choose.
-        expect(page.get_by_role("radio")).to_have_count(0)
-        expect(page.get_by_label("Cloud share")).to_be_hidden()
-    begin(page, "Tell me about tin.")
-    expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    begin(page, "Tell me about zinc.")
+    turn = page.locator(".turn").last
+    expect(turn.get_by_role("alert")).to_contain_text("does not answer")
     expect(page.locator("#trouble")).to_contain_text("start it again")
-    # There is nothing to copy, and nothing to count.
-    expect(page.locator(".answer").locator("button, summary").filter(visible=True)).to_have_count(0)
-    expect(page.locator(".question")).to_have_text("Tell me about tin.")
-    expect(page.get_by_role("button", name="Ask again")).to_be_visible()
+    # There is nothing to copy, and nothing to count; the question is kept.
+    expect(turn.locator(".answer").locator("button, summary").filter(visible=True)).to_have_count(0)
+    expect(turn.locator(".question")).to_have_text("Tell me about zinc.")
+    expect(turn.get_by_role("button", name="Ask again")).to_be_visible()
     page.close()
 
 
@@ -250,37 +232,29 @@ def test_a_long_answer_scrolls_while_the_reader_is_at_its_end(page: Page, there:
         assert main.evaluate(left) < 2
 
 
-GARBLED: list[Any] = [
-    "null",
-    "3",
-    {"choices": 3},
-    {"choices": [{"delta": {"content": {}}}]},
-    token(1, "so", score="high"),
-    token(1, "so", edge=[{"token": 3}]),
-    {"usage": {}},
-    {"choices": [], "edgewise": {"pending": {"index": 1, "text": {}}}},
-]
-
-
+NONE = "something else than an answer"
 BROKEN: list[tuple[list[Any], str]] = [
+    *(
+        ([token(0, "Tin is"), chunk, END], NONE)
+        for chunk in (
+            *("null", "3", {"choices": 3}, {"choices": [{"delta": {"content": {}}}]}),
+            *(token(1, "so", score="high"), token(1, "so", edge=[{"token": 3}]), {"usage": {}}),
+            {"choices": [], "edgewise": {"pending": {"index": 1, "text": {}}}},
+        )
+    ),
+    ([token(0, "Tin is"), "{"], NONE),
     ([{"error": {}}], "does not say why"),
     ([token(0, "Tin is")], "broke off"),
     ([token(0, "Tin is"), {"error": {"message": "The engine fell over."}}], "fell over"),
-    ([token(0, "Tin is"), "{"], "something else than an answer"),
 ]
 
 
 def test_a_chunk_that_is_none_ends_the_answer_with_a_sentence(page: Page) -> None:
-    for chunk in GARBLED:
-        reply(page, [token(0, "Tin is"), chunk, END])
-        ask(page, "tin")
-        answer = page.locator(".turn").last
-        expect(answer.get_by_role("alert")).to_contain_text("something else than an answer")
-        expect(answer.locator(".text")).to_have_text("Tin is")
     for chunks, said in BROKEN:
-        reply(page, chunks)
-        ask(page, "tin")
-        expect(page.get_by_role("alert").last).to_contain_text(said)
+        answer = answered(page, chunks)
+        expect(answer.get_by_role("alert")).to_contain_text(said)
+        if len(chunks) > 1:
+            expect(answer.locator(".text")).to_have_text("Tin is")
 
 
 def test_what_is_no_edgewise_is_drawn_without(page: Page) -> None:
@@ -290,8 +264,7 @@ def test_what_is_no_edgewise_is_drawn_without(page: Page) -> None:
     page.reload()
     expect(page.locator("#trouble")).to_contain_text("does not answer")
     expect(page.locator("#first")).to_be_visible()
-    reply(page, [token(0, "Tin"), END, usage()])
-    ask(page, "tin")
+    answered(page)
     expect(page.locator(".text")).to_have_text("Tin")
 
 
@@ -315,8 +288,7 @@ def test_a_conversation_that_cannot_be_read_is_a_new_one(page: Page) -> None:
     page.reload()
     expect(page.locator(".text")).to_have_text("Tin")
     expect(page.get_by_role("radio", name="Pair")).to_be_checked()
-    reply(page, [token(0, "Zinc"), END, usage()])
-    ask(page, "zinc")
+    answered(page, [token(0, "Zinc"), END, usage()], "zinc")
     expect(page.locator(".text").last).to_have_text("Zinc")
 
 
@@ -335,7 +307,7 @@ def test_a_browser_that_blocks_storage_has_the_page(
     context = browser.new_context()
     context.add_init_script(BLOCKED)
     with opened(browser, linked[0], problems, context) as page:
-        reply(page, [token(0, "Tin"), END, usage()])
+        reply(page, TIN)
         for _ in range(2):
             expect(page.locator("#warning")).to_contain_text("keeps nothing")
             ask(page, "tin")
@@ -352,8 +324,7 @@ def test_what_left_is_not_said_to_be_nothing_where_nobody_tells(
     refused = {"error": {"message": "With several keys the record is the operator's."}}
     page.route("**/v1/sent", lambda route: route.fulfill(status=403, json=refused))
     expect(page.locator("#sent-sum")).not_to_have_text("not known")
-    reply(page, [token(0, "Tin"), END, usage()])
-    ask(page, "tin")
+    answered(page)
     expect(page.locator("#sent-sum")).to_have_text("not known")
     assert "Failed to load resource" in problems.pop()
 

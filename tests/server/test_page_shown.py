@@ -3,12 +3,11 @@
 import os
 import re
 import time
-from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, Page, expect
 
 from edgewise import Pair
 from edgewise.testing.link import Link
@@ -16,13 +15,15 @@ from tests.server.conftest import opened
 from tests.server.page_asking import (
     END,
     QUESTION,
+    SIZES,
+    answered,
     ask,
     ask_example,
     begin,
+    candidate,
     choose,
     cloud_token,
     hold,
-    reply,
     say,
     token,
 )
@@ -31,32 +32,29 @@ from tests.server.serving import serving
 axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 
 LONG = "# Tin\n\n```\n" + "metal " * 60 + "\n```\n\n" + "| tin " * 40 + "|\n" + "|---" * 40 + "|\n"
-SIZES = {"wide": (1280, 760), "phone": (390, 800)}
 
 
-def test_the_first_screen_says_what_this_is(page: Page) -> None:
+def test_the_first_screen_says_what_this_is_and_promises_nothing(page: Page) -> None:
+    """Examples of another pair than the bundled one have no answers that are known."""
     expect(page.locator("#first h2")).to_be_visible()
-    expect(page.get_by_label("Legend").locator("li")).to_have_count(7)
     expect(page.get_by_label("Message")).to_be_focused()
     expect(page.locator("#models")).to_contain_text("(0.4 M) + ")
-
-
-def answered(body: object, route: Route) -> None:
-    route.fulfill(json=body)
+    expect(page.locator("#examples button")).to_have_count(4)
+    expect(page.locator("#first")).not_to_contain_text("wrong")
+    expect(page.locator("#toy")).to_be_hidden()
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_the_header_never_wraps(page: Page, linked: tuple[str, Link], size: str) -> None:
     page.set_viewport_size({"width": SIZES[size][0], "height": SIZES[size][1]})
     pair = page.request.get(f"{linked[0]}/health").json()
-    header = page.locator("header")
     heights: list[float] = []
     for name in ("tin", "a-model-of-many-words-" * 20):
-        model = {**pair, "edge": name}
-        page.route("**/health", partial(answered, model))
+        page.route("**/health", lambda route: route.fulfill(json=pair))
+        pair["edge"] = name
         page.reload()
         expect(page.locator("#models")).to_contain_text(name[:5])
-        box = header.bounding_box()
+        box = page.locator("header").bounding_box()
         assert box
         heights.append(box["height"])
     assert heights[0] == heights[1]
@@ -66,12 +64,10 @@ def shows(page: Page, what: str) -> None:
     """Bring the page to a state in which much is to be seen."""
     if what == "side by side":
         choose(page, "Side by side")
-    if what == "formatted":
-        reply(page, [token(0, LONG), END])
-        ask(page, QUESTION)
-        expect(page.locator(".text table")).to_be_visible()
-    if what == "side by side":
         ask_example(page)
+    if what == "formatted":
+        answered(page, [token(0, LONG), END], QUESTION)
+        expect(page.locator(".text table")).to_be_visible()
     if what == "local":
         page.get_by_role("button", name=re.compile("^Keep")).click()
         ask(page, "In private: what is pennon?")
@@ -81,8 +77,7 @@ def shows(page: Page, what: str) -> None:
         say(page, {"edgewise": {"prompt_token_ids": [1]}}, token(0, "Tin"))
         expect(page.get_by_role("button", name="Disconnect")).to_be_enabled()
     if what == "panels":
-        reply(page, [token(0, "It makes "), cloud_token(1, "3", "4"), END])
-        ask(page, QUESTION)
+        answered(page, [token(0, "It makes "), cloud_token(1, "3", "4"), END], QUESTION)
         page.locator(".meters summary").click()
         page.locator("#sent summary").click()
         page.locator(".text .changed").click()
@@ -122,53 +117,38 @@ def wrapped(example: dict[str, str]) -> str:
     return f"Question: {example['question']} Answer and Reasoning:"
 
 
-def test_the_edge_alone_is_wrong_on_examples() -> None:
-    with Pair(cloud="none") as edge:
+def test_the_edge_alone_is_wrong_on_examples_and_the_pair_is_right() -> None:
+    with Pair(cloud="none") as edge, Pair() as pair:
         for example in EXAMPLES:
-            assert edge.ask(wrapped(example)).text.endswith(f"the answer is {example['edge']}.")
-
-
-def test_the_pair_is_right_on_examples() -> None:
-    with Pair() as pair:
-        for example in EXAMPLES:
+            said = edge.ask(wrapped(example)).text, pair.ask(wrapped(example)).text
+            assert said[0].endswith(f"the answer is {example['edge']}.")
+            assert said[1].endswith(f"the answer is {example['right']}.")
             pair.forget()
-            assert pair.ask(wrapped(example)).text.endswith(f"the answer is {example['right']}.")
 
 
 def test_an_example_is_shown_as_one_would_ask_it(browser: Browser, problems: list[str]) -> None:
     """By a server of its own: corrections that others had would be missing here."""
     with serving("--threads", "1") as url, opened(browser, url, problems) as here:
-        every_example(here)
-
-
-def every_example(here: Page) -> None:
-    for example in EXAMPLES:
-        ask_example(here, example["title"])
-        expect(here.locator(".question")).to_have_text(example["question"])
-        expect(here.locator(".text")).to_contain_text(f"the answer is {example['right']}.")
-        said = here.locator(".caption")
-        expect(said).to_contain_text(f": {example['edge']}, wrong.")
-        here.get_by_role("button", name="New chat").click()
-    # An edited one is asked in the same wording.
-    choose(here, "Side by side")
-    ask_example(here)
-    expect(here.locator(".right")).to_have_count(1)
-    expect(here.locator(".wrong")).to_have_count(2)
-    here.get_by_role("button", name="Edit").click()
-    expect(here.get_by_label("Question", exact=True)).to_have_value(EXAMPLES[0]["question"])
+        for example in EXAMPLES:
+            ask_example(here, example["title"])
+            expect(here.locator(".question")).to_have_text(example["question"])
+            expect(here.locator(".text")).to_contain_text(f"the answer is {example['right']}.")
+            expect(here.locator(".caption")).to_contain_text(f": {example['edge']}, wrong.")
+            here.get_by_role("button", name="New chat").click()
+        # An edited one is asked in the same wording.
+        choose(here, "Side by side")
+        ask_example(here)
+        expect(here.locator(".right")).to_have_count(1)
+        expect(here.locator(".wrong")).to_have_count(2)
+        here.get_by_role("button", name="Edit").click()
+        field = here.get_by_label("Question", exact=True)
+        expect(field).to_have_value(EXAMPLES[0]["question"])
 
 
 def test_the_bundled_pair_says_that_it_is_a_toy(here: Page) -> None:
     expect(here.locator("#toy code")).to_contain_text("smollm2")
     ask(here, "Why is the sky blue?")
     expect(here.locator(".caption .note")).to_contain_text("smollm2")
-
-
-def test_another_pair_has_examples_that_promise_nothing(page: Page) -> None:
-    buttons = page.locator("#examples button")
-    expect(buttons).to_have_count(4)
-    expect(page.locator("#first")).not_to_contain_text("wrong")
-    expect(page.locator("#toy")).to_be_hidden()
 
 
 MARKDOWN = """# Tin
@@ -192,12 +172,22 @@ DRAWN = """async (source) => {
 }"""
 
 
-def test_an_answer_is_formatted_and_nothing_in_it_runs(page: Page) -> None:
+INJECTED = "<img src=x onerror=\"document.title='owned'\">"
+
+
+def test_an_answer_is_formatted_and_nothing_said_runs(page: Page) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    pieces = [MARKDOWN[at : at + 3] for at in range(0, len(MARKDOWN), 3)]
-    reply(page, [*(token(place, piece) for place, piece in enumerate(pieces)), END])
-    ask(page, "tin")
+    pieces = [*(MARKDOWN[at : at + 3] for at in range(0, len(MARKDOWN), 3)), INJECTED]
+    about = {"edge": [candidate(INJECTED)]}
+    answered(
+        page, [*(token(place, piece, **about) for place, piece in enumerate(pieces)), END], INJECTED
+    )
+    expect(page.locator(".question")).to_have_text(INJECTED)
+    expect(page.locator(".text")).to_contain_text(INJECTED)
+    page.locator(".text .token").last.hover()
+    expect(page.locator("#details")).to_contain_text(INJECTED)
+    assert page.locator("main img, #details img").count() == 0
     text = page.locator(".text")
     for kept in ("h4", "strong", "code", "td >> nth=1"):
         expect(text.locator(kept)).to_be_visible()
@@ -272,9 +262,8 @@ HARD = (
 )
 
 
-@pytest.mark.parametrize("source", DRAWINGS)
-def test_markdown_as_nodes(page: Page, source: str) -> None:
-    assert page.evaluate(DRAWN, source) == DRAWINGS[source]
+def test_markdown_as_nodes(page: Page) -> None:
+    assert {source: page.evaluate(DRAWN, source) for source in DRAWINGS} == DRAWINGS
 
 
 def test_text_that_is_made_to_be_hard_is_drawn_at_once(page: Page) -> None:
