@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from ipaddress import ip_address
@@ -28,6 +29,9 @@ settings.register_profile("deep", _UNTIMED, print_blob=True, max_examples=100)
 settings.register_profile("faults", _UNTIMED, print_blob=True, max_examples=2000)
 settings.load_profile("same")
 
+# jsonschema would build forty grammars of URIs, which no test needs: seconds in each process.
+sys.modules["rfc3987_syntax"] = None
+
 TESTS = Path(__file__).parent
 # What `make test` leaves to `make test-deep`: tests of the laboratory, by their folder, and
 # tests that start a program, by the fixture that starts it. Others say `pytest.mark.deep`.
@@ -39,6 +43,12 @@ DEEP_FIXTURES = {"browser", "linked", "redis_url"}
 def pytest_xdist_auto_num_workers() -> int:
     """Half again as many as there are cores: tests wait for sockets and processes."""
     return (os.cpu_count() or 1) * 3 // 2
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where all tests of a folder would be left out it is not even imported."""
+    deep = collection_path.parent == TESTS and collection_path.name in DEEP_FOLDERS
+    return True if deep and config.option.markexpr == "not deep" else None
 
 
 @pytest.hookimpl(tryfirst=True)

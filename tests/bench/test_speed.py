@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.speed import bare, measure
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.sequence import KvRow, Outputs, SequenceCache
@@ -15,7 +16,6 @@ from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
 from edgewise_lab.bench import speed
-from benchmarks.speed import bare, measure
 
 
 @pytest.fixture(scope="module")

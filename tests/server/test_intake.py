@@ -65,21 +65,24 @@ def repeated(item: bytes) -> bytes:
 
 PROMPT, TURN = b'{"model":"edgewise","prompt":', b'{"model":"edgewise","messages":['
 WRONG = {
-    "a million unknown keys": (PROMPT + b'"x",' + keys(800_000) + b"}", "0"),
-    "and in the options": (PROMPT + b'"x","edgewise":{' + keys(800_000) + b"}}", "edgewise.0"),
-    "ids that are strings": (PROMPT + b"[" + repeated(b'""') + b"]}", "prompt"),
-    "ids": (PROMPT + b"[" + repeated(b"1") + b"]}", "prompt"),
-    "stop strings": (PROMPT + b'"x","stop":[' + repeated(b'"a"') + b"]}", "stop"),
-    "messages": (TURN + repeated(b'{"role":"user","content":"a"}') + b"]}", "messages"),
-    "messages that are none": (TURN + repeated(b"1") + b"]}", "messages"),
-    "brackets": (PROMPT + b"[" * 4_000_000 + b"]" * 4_000_000 + b"}", None),
+    "a million unknown keys": lambda: (PROMPT + b'"x",' + keys(800_000) + b"}", "0"),
+    "and in the options": lambda: (
+        PROMPT + b'"x","edgewise":{' + keys(800_000) + b"}}",
+        "edgewise.0",
+    ),
+    "ids that are strings": lambda: (PROMPT + b"[" + repeated(b'""') + b"]}", "prompt"),
+    "ids": lambda: (PROMPT + b"[" + repeated(b"1") + b"]}", "prompt"),
+    "stop strings": lambda: (PROMPT + b'"x","stop":[' + repeated(b'"a"') + b"]}", "stop"),
+    "messages": lambda: (TURN + repeated(b'{"role":"user","content":"a"}') + b"]}", "messages"),
+    "messages that are none": lambda: (TURN + repeated(b"1") + b"]}", "messages"),
+    "brackets": lambda: (PROMPT + b"[" * 4_000_000 + b"]" * 4_000_000 + b"}", None),
 }
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("which", WRONG)
 def test_a_body_of_a_million_faults_names_one(which: str) -> None:
-    body, param = WRONG[which]
+    body, param = WRONG[which]()
     path = "/v1/chat/completions" if b'"messages"' in body[:40] else "/v1/completions"
     with app() as client:
         response = client.post(path, content=body, headers={"Content-Type": "application/json"})
