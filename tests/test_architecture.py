@@ -120,11 +120,11 @@ BUDGET = {
     "edgewise/server": 3_373,
     "edgewise/testing": 502,
     "edgewise/wire": 305,
-    "edgewise_lab": 244,
-    "edgewise_lab/bench": 1_480,
-    "edgewise_lab/commands": 1_941,
-    "edgewise_lab/evaluation": 3_617,
-    "edgewise_lab/training": 1_414,
+    "edgewise_lab": 221,
+    "edgewise_lab/bench": 1_156,
+    "edgewise_lab/commands": 1_660,
+    "edgewise_lab/evaluation": 3_200,
+    "edgewise_lab/training": 1_260,
 }
 """Lines of each package. To grow one, shrink another: the sum of the product is a budget too."""
 

@@ -30,7 +30,7 @@ Continuation = tuple[int, ...]
 """Token ids that a model wrote after a prefix, with an end-of-sequence id if it wrote one."""
 
 Done = Callable[[int, Continuation], None]
-"""Callback that gets a prefix's index and its continuation, as soon as that is complete."""
+"""Gets a prefix's index and its continuation, as soon as that is complete."""
 
 CONSULTS = 16
 """Default number of requests in flight to a cloud model that does not run in this process."""
@@ -49,26 +49,18 @@ class Rollouts:
     """A pool of at most `width` sessions in which the model `cloud` continues prefixes.
 
     A session that is free takes the next prefix: neighbouring prefixes mostly begin alike, so the
-    session's KV cache holds part of it. `close()` calls `at_close`.
+    session's KV cache holds part of it. `close` is the caller's.
     """
 
     def __init__(
-        self,
-        cloud: CloudModel,
-        width: int = CONSULTS,
-        *,
-        at_close: Callable[[], None] = lambda: None,
+        self, cloud: CloudModel, width: int = CONSULTS, close: Callable[[], None] = lambda: None
     ) -> None:
-        self._cloud, self._width, self.close = cloud, width, at_close
+        self._cloud, self._width, self.close = cloud, width, close
 
     def run(
         self, prefixes: Sequence[Prefix], done: Done = lambda index, continuation: None
     ) -> list[Continuation]:
-        """Return one continuation for each prefix, in their order.
-
-        `done` is called with a prefix's index and its continuation as soon as that is complete.
-        Raises the `CloudError` of the first failure.
-        """
+        """Return one continuation for each prefix. Raises the `CloudError` of the first failure."""
         sessions = [self._cloud.open(Prompt(one.ids)) for one in prefixes[: self._width]]
         waiting, free = deque(enumerate(prefixes)), deque(sessions)
         flying: dict[Future[Completion], tuple[int, CloudSession]] = {}
@@ -102,12 +94,11 @@ def local_rollouts(
     """Return `Rollouts` whose continuations `model` writes; closing them leaves `model` open.
 
     llama.cpp decodes at most `width` sessions together, in a context of their own; other engines
-    decode them one after the other. `seen` gets the `CloudModel` that is made of `model`, and
-    returns the one to use: the same, or a wrapper, for example one that counts requests.
+    decode them one after the other. `seen` may wrap the `CloudModel` that is made of `model`.
     """
     beside: Any = _Beside(model, width)  # used as an `EdgeModel`
     cloud = LocalCloud(beside)
-    return Rollouts(seen(cloud), beside.abilities.slots, at_close=cloud.close)
+    return Rollouts(seen(cloud), beside.abilities.slots, cloud.close)
 
 
 class _Beside:

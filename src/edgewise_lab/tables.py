@@ -11,12 +11,6 @@ class FigureTable(NamedTuple):
     head: list[str]
     lines: list[list[str]]
 
-    @property
-    def markdown(self) -> str:
-        """The table in Markdown, without its title."""
-        head = line([name.replace("\n", " ") for name in self.head], head=True)
-        return "\n".join([*head, *(t for c in self.lines for t in line(c))])
-
 
 def line(cells: Sequence[str], *, head: bool = False) -> list[str]:
     """Return a table row as lines of Markdown: one, and with `head` the rule below it."""

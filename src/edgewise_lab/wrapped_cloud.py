@@ -12,14 +12,11 @@ from edgewise.prompts import Prompt
 Flying = Future[Completion]
 
 Intercept = Callable[[Sequence[int], int, Callable[[], Flying]], Flying]
-"""Function that sends a consult and returns the future of its completion.
-
-Its arguments are the ids, the number of tokens asked for, and `send`, which sends the consult.
-"""
+"""Gets a consult's ids, its number of tokens and what sends it; returns its future."""
 
 
 class WrappedCloud(CloudModel if TYPE_CHECKING else object):
-    """A `CloudModel` that delegates to `cloud`; `intercept` sends its consults (requests)."""
+    """A `CloudModel` that delegates to `cloud`; `intercept` sends its consults."""
 
     # `CloudModel` is no base at run time: its defaults would hide the members of `cloud`.
 
@@ -40,8 +37,6 @@ class WrappedCloud(CloudModel if TYPE_CHECKING else object):
 
 
 class WrappedSession(CloudSession):
-    """A `CloudSession` that delegates to `session`; `intercept` sends its consults (requests)."""
-
     def __init__(self, session: CloudSession, intercept: Intercept) -> None:
         self.session, self.intercept = session, intercept
 
@@ -56,10 +51,7 @@ class WrappedSession(CloudSession):
 
 
 def observed(seen: Callable[[int, Completion], None]) -> Intercept:
-    """Return an `Intercept` that sends consults on unchanged and reports them to `seen`.
-
-    `seen` gets the number of ids and the completion, in any thread; failures are not reported.
-    """
+    """Return an `Intercept` that tells `seen` of each completion and its ids, in any thread."""
 
     def intercept(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
         def completed(done: Flying) -> None:

@@ -82,13 +82,12 @@ def test_waiting_costs_its_round_trips_and_speculating_less(row: LinkRow) -> Non
     least = 1 + row.consults * TRIP / row.step
     assert row.waiting.value > 0.9 * least
     assert 1 < row.speculating.value < row.waiting.value
-    assert row.speculating_over_waiting.value < 1
-    for figure in (row.waiting, row.speculating, row.speculating_over_waiting):
+    for figure in (row.waiting, row.speculating):
         assert figure.low <= figure.value <= figure.high
 
 
 def test_the_answers_are_the_same_and_graded(row: LinkRow) -> None:
-    assert (row.identical, row.margins, row.failed_calls) == (3, (), 0)
+    assert (row.identical, row.failed_calls) == (3, 0)
     right = {"edge": 0.0, "waiting": 1.0, "speculating": 1.0}
     assert dict(zip(SYSTEMS, row.right, strict=True)) == right
 
@@ -109,10 +108,10 @@ def test_an_engines_time_delays_as_the_link_does(engine: ScriptedEngine) -> None
     slow = Conditions(round_trip=0.0, share=0.1, threshold=0.3, engine=TRIP)
     row = bench(engine.url, questions=1).row(slow)
     assert row.bound == pytest.approx(1 + row.consults * row.changed * TRIP / row.step)
-    assert row.waiting_gaps.p99 >= TRIP
+    assert row.waiting.value * row.step * (TOKENS - 1) >= 2 * TRIP
     lossy = bench(engine.url, questions=1).row(slow._replace(engine=0.0, loss=1.0))
     assert lossy.loss == 1.0
-    assert lossy.waiting_gaps.p99 >= 0.2
+    assert lossy.waiting.value * lossy.step * (TOKENS - 1) >= 0.2
 
 
 def test_an_engine_that_is_not_there_is_an_error_and_the_link_is_closed() -> None:

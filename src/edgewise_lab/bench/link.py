@@ -1,12 +1,10 @@
 """Cost of a network link between edge and cloud, by three systems over an emulated link.
 
-The systems are the edge model alone, a pair that waits for each consult (a request to the cloud
-model), and a pair whose edge goes on with draft tokens meanwhile (speculates). They answer the same
-questions in turn. Time per token excludes the time that the edge model alone needs to read the
-prompt. It is divided by the time per token of the edge alone, t, and compared with
-1 + p d (RTT + c) / t, the value for a pair that loses time only by the consults that change its
-token. p is the share of tokens with a consult, d the fraction of consults that changed the token,
-RTT the link's round trip, c the engine time that the bench emulates (times in seconds).
+The systems are the edge alone, a pair that waits for each consult, and a pair whose edge goes on
+with draft tokens meanwhile (speculates). Time per token is without the edge's reading of the prompt
+and over that of the edge alone, t. It is compared with 1 + p d (RTT + c) / t, that of a pair which
+loses time only by the consults that change its token: p is the share of tokens with a consult, d
+the fraction of consults that changed the token, c the engine time that the bench emulates, seconds.
 """
 
 import socket
@@ -14,8 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
+from statistics import fmean
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import urlsplit
 
@@ -27,7 +26,6 @@ from edgewise.advice import Advice, CloudPace, MeasuredConditions, advise
 from edgewise.cloud.base import CloudModel
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import CloudUnavailable, UsageError
-from edgewise.events import Token
 from edgewise.loop.decoder import Answer, Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.base import Router
@@ -52,25 +50,14 @@ class Figure(msgspec.Struct, frozen=True):
     high: float
 
 
-class Gaps(msgspec.Struct, frozen=True):
-    """Percentiles of the time between a token and the next as a user sees them, seconds."""
-
-    p50: float
-    p95: float
-    p99: float
-
-
 class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     """Results for one link and one target cloud share (`cloud_share`); times in seconds.
 
     `consults` and `changed` are p and d of the module's formula, both of the waiting pair. `step`
     is the time per token of the edge alone; `waiting`, `speculating` and `bound` (the formula) are
-    times per token divided by `step`. `ttft` is the speculating pair's median TTFT divided by that
-    of the edge alone. `decodes_per_token` (forward passes of the edge) and `wasted` (unused cloud
-    tokens) are per token of the speculating pair. `failed_calls` counts the failed consults of both
-    pairs, `identical` the questions to which both gave the same ids. For each other question,
-    `margins` has the likeliest id's logprob minus the second's (nats) in the waiting pair's answer,
-    where the two first differ (NaN: not known). `right` are the fractions of right answers of edge
+    times per token divided by `step`. `decodes_per_token` are the edge's forward passes in the
+    speculating pair. `failed_calls` counts the failed consults of both pairs, `identical` the
+    questions to which both gave the same ids. `right` are the fractions of right answers of edge
     alone, waiting pair and speculating pair.
     """
 
@@ -83,25 +70,15 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
     step: float
     waiting: Figure
     speculating: Figure
-    speculating_over_waiting: Figure
     bound: float
-    ttft: float
-    edge_gaps: Gaps
-    waiting_gaps: Gaps
-    speculating_gaps: Gaps
     decodes_per_token: float
-    wasted: float
     failed_calls: int
     identical: int
-    margins: tuple[float, ...]
     right: tuple[float, float, float]
 
 
 class Way:
-    """A compared system (edge alone, waiting pair or speculating pair) with its answers so far.
-
-    `right` says for each answer whether it is right.
-    """
+    """A compared system with its answers so far; `right` says which of them are right."""
 
     def __init__(self, decoder: Decoder, edge: PacedEdge) -> None:
         self.answers: list[Answer] = []
@@ -109,7 +86,6 @@ class Way:
         self._decoder, self.edge = decoder, edge
 
     def ask(self, question: Question, max_tokens: int) -> None:
-        """Answer a question; append the answer to `answers`, and to `right` whether it is right."""
         ids = question_ids(self._decoder.edge.tokenizer, question)
         answer = self._decoder.generate(ids, max_tokens=max_tokens)
         self.answers.append(answer)
@@ -121,14 +97,7 @@ class Way:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens of all answers."""
         return sum(len(answer.tokens) for answer in self.answers)
-
-    @property
-    def gaps(self) -> Gaps:
-        """Percentiles of the seconds between a token and the next, over all answers."""
-        seconds = [token.seconds for answer in self.answers for token in answer.tokens[1:]]
-        return Gaps(*(float(q) for q in np.quantile(seconds, (0.5, 0.95, 0.99))))
 
 
 class Conditions(NamedTuple):
@@ -146,11 +115,6 @@ class Conditions(NamedTuple):
     engine: float = 0.025
     speculate: int = 16
 
-    @property
-    def speculating(self) -> Policy:
-        """Policy (rules for asking the cloud) of the pair that speculates."""
-        return Policy(threshold=self.threshold, speculate=self.speculate)
-
 
 class LinkBench:
     """Measures `LinkRow`s for one pair: a slowed edge model, its router, and a cloud at a URL."""
@@ -160,8 +124,7 @@ class LinkBench:
     ) -> None:
         """`connect` opens the cloud at `url` through an emulated link; `pace` slows the edge down.
 
-        `url` must be http://host:port without a path, since the link forwards plain TCP; any other
-        raises `UsageError`. `task` has the questions.
+        `url` must be http://host:port, else `UsageError`, since the link forwards plain TCP.
         """
         self._edge, self._router = edge, router
         self._target = http_target(url)
@@ -172,27 +135,26 @@ class LinkBench:
         policies = {
             "edge": Policy(cloud_share=0.0),
             "waiting": Policy(threshold=conditions.threshold),
-            "speculating": conditions.speculating,
+            "speculating": Policy(threshold=conditions.threshold, speculate=conditions.speculate),
         }
         # The link also emulates the engine's time: to a consult both are a delay.
-        quality = Quality(
-            round_trip=conditions.round_trip + conditions.engine, loss=conditions.loss
-        )
+        trip = conditions.round_trip + conditions.engine
+        quality = Quality(round_trip=trip, loss=conditions.loss)
+        ways: dict[str, Way] = {}
         with (
             closing(Link(*self._target, quality)) as link,
             closing(self._connect(link.url)) as cloud,
         ):
-            ways = {name: self._way(policy, cloud) for name, policy in policies.items()}
+            for name, policy in policies.items():
+                edge: Any = PacedEdge(self._edge, self._pace)
+                decoder = Decoder(edge, router=self._router, policy=policy, cloud=cloud)
+                ways[name] = Way(decoder, edge)
             for number, question in enumerate(self._task.questions):
                 # Each system goes first in turn.
                 for name in np.roll(list(ways), number):
                     ways[name].ask(question, self._task.max_tokens)
                     done()
         return _row(conditions, ways)
-
-    def _way(self, policy: Policy, cloud: CloudModel) -> Way:
-        edge: Any = PacedEdge(self._edge, self._pace)
-        return Way(Decoder(edge, router=self._router, policy=policy, cloud=cloud), edge)
 
 
 def http_target(url: str) -> tuple[str, int]:
@@ -208,39 +170,31 @@ def http_target(url: str) -> tuple[str, int]:
 
 def _row(conditions: Conditions, ways: dict[str, Way]) -> LinkRow:
     edge, waiting, speculating = (ways[name] for name in SYSTEMS)
-    read = [a.timing.ttft for a in edge.answers]
+    answers = zip(waiting.answers, speculating.answers, strict=True)
     consults = waiting.total("cloud_calls")
     p = consults / waiting.tokens
     d = waiting.total("correction_tokens") / max(1, consults)
     trip, step = conditions.round_trip + conditions.engine, step_of(edge)
-    margins = _margins(waiting.answers, speculating.answers)
     return LinkRow(
         round_trip=conditions.round_trip,
         loss=conditions.loss,
         cloud_share=conditions.share,
-        questions=len(read),
+        questions=len(edge.answers),
         consults=p,
         changed=d,
         step=step,
         waiting=time_over(waiting, edge, edge),
         speculating=time_over(speculating, edge, edge),
-        speculating_over_waiting=time_over(speculating, waiting, edge),
         bound=1 + p * d * trip / step,
-        ttft=float(np.median([a.timing.ttft for a in speculating.answers]) / np.median(read)),
-        edge_gaps=edge.gaps,
-        waiting_gaps=waiting.gaps,
-        speculating_gaps=speculating.gaps,
         decodes_per_token=speculating.edge.decodes / speculating.tokens,
-        wasted=speculating.total("wasted_tokens") / speculating.tokens,
         failed_calls=speculating.total("failed_calls") + waiting.total("failed_calls"),
-        identical=len(read) - len(margins),
-        margins=margins,
-        right=(_mean(edge.right), _mean(waiting.right), _mean(speculating.right)),
+        identical=sum(_ids(one) == _ids(other) for one, other in answers),
+        right=(fmean(edge.right), fmean(waiting.right), fmean(speculating.right)),
     )
 
 
-def _mean(right: Sequence[bool]) -> float:
-    return sum(right) / len(right)
+def _ids(answer: Answer) -> list[int]:
+    return [token.id for token in answer.tokens]
 
 
 def step_of(edge: Way) -> float:
@@ -250,10 +204,9 @@ def step_of(edge: Way) -> float:
 
 
 def time_over(one: Way, other: Way, edge: Way) -> Figure:
-    """Return the time per token of the system `one` divided by that of `other`.
+    """Return the time per token of `one` divided by that of `other`.
 
-    The time to read the prompt is left out: from each answer's time the TTFT of `edge` (the edge
-    alone) for that question is subtracted, and each answer's first token is not counted.
+    The edge's TTFT for a question and an answer's first token are left out, as reading the prompt.
     """
     (above, above_tokens), (below, below_tokens) = _spent(one, edge), _spent(other, edge)
     n = len(above)
@@ -267,37 +220,17 @@ def time_over(one: Way, other: Way, edge: Way) -> Figure:
 
 
 def _spent(way: Way, edge: Way) -> tuple[Any, Any]:
-    """Return two arrays by answer: seconds beyond the edge's TTFT, and tokens after the first."""
     read = np.array([answer.timing.ttft for answer in edge.answers])
     seconds = np.array([answer.timing.total for answer in way.answers])
     tokens = np.array([len(answer.tokens) - 1 for answer in way.answers], np.float64)
     return np.maximum(seconds - read, 0.0), tokens
 
 
-def _margins(one: Sequence[Answer], other: Sequence[Answer]) -> tuple[float, ...]:
-    """Return the margin (nats) where `one` first differs from `other`, for each differing pair."""
-    found: list[float] = []
-    for a, b in zip(one, other, strict=True):
-        pairs = zip(a.tokens, b.tokens, strict=False)
-        parted = next((pair[0] for pair in pairs if pair[0].id != pair[1].id), None)
-        if parted is not None or len(a.tokens) != len(b.tokens):
-            found.append(_margin(parted))
-    return tuple(found)
-
-
-def _margin(token: Token | None) -> float:
-    candidates = (token.cloud or token.edge) if token else ()
-    if len(candidates) < 2:
-        return float("nan")
-    return candidates[0].logprob - candidates[1].logprob
-
-
 def advice_over(row: LinkRow, cloud: CloudPace, engine: float) -> Advice:
     """Return advice on whether edge alone, cloud alone or both are best under a row's conditions.
 
-    `cloud` was measured without the link. To stand for a slower engine, `engine` seconds are added
-    to its time for a consult and to its time for each further token. The speed of the cloud alone,
-    streaming over the link, is computed from these and not measured.
+    `cloud` was measured without the link. For a slower engine, `engine` seconds are added to its
+    time for a consult and for each further token: the cloud alone is computed, not measured.
     """
     at = MeasuredConditions(
         step=row.step,
@@ -316,20 +249,18 @@ START_SECONDS = 60
 
 
 @contextmanager
-def gateway_process(engine: str) -> Generator[str]:
-    """Run `edgewise gateway`, a server in front of `engine`, for the length of a `with` block.
-
-    `engine` is the URL of an inference server, or `bundled` for Edgewise's own cloud model. Yields
-    the gateway's URL. Raises `CloudUnavailable` if the gateway does not start.
-    """
+def gateway_process() -> Generator[str]:
+    """Run `edgewise gateway` before the bundled cloud; yield its URL, or `CloudUnavailable`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
-    command = [sys.executable, "-m", "edgewise", "gateway", "--engine", engine, "--port", str(port)]
+    gateway = ["-m", "edgewise", "gateway", "--engine", "bundled", "--port", str(port)]
     url = f"http://127.0.0.1:{port}"
     # A file and not a pipe, which would stop the gateway when nobody reads it.
     with tempfile.TemporaryFile() as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, *gateway], stdout=subprocess.DEVNULL, stderr=stderr
+        )
         try:
             _wait(url, process, stderr)
             yield url

@@ -1,32 +1,29 @@
 """Edge and cloud models slowed down to the speed of slower machines."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from edgewise.edge.base import EdgeModel, EdgeSession, Needs, Step
 
+Result = TypeVar("Result")
+
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Pace(NamedTuple):
-    """Duration of a model's forward pass by the number of ids that it runs.
-
-    `seconds[i]` is for `ids[i]` ids, ascending; durations in between are interpolated linearly.
-    """
+    """Duration of a model's forward pass: `seconds[i]` for `ids[i]` ids, ascending."""
 
     ids: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def of(self, ids: int) -> float:
-        """Return the seconds of a forward pass over `ids` token ids.
-
-        Between measured sizes the time is interpolated; above the largest it grows in proportion.
-        """
+        """Return the seconds of a pass over `ids` ids, interpolated, or beyond in proportion."""
         beyond = max(1.0, ids / self.ids[-1])
         return beyond * float(np.interp(ids, self.ids, self.seconds))
 
@@ -38,10 +35,9 @@ HALF_BILLION = Pace(_SIZES, (0.029, 0.050, 0.069, 0.092, 0.144, 0.236, 0.441, 0.
 
 
 def measured(model: EdgeModel, repeats: int = 7) -> Pace:
-    """Measure a model's pace on this machine, after a prompt of 128 ids.
+    """Measure a model's pace on this machine: medians of `repeats` passes after 128 ids.
 
-    Passes over 1, 2, 4, ... 128 ids are timed, each as the median of `repeats` passes. The model
-    needs a context of 256 ids, and an engine that gives hidden states (else `UsageError`).
+    It needs a context of 256 ids, and an engine that gives hidden states (else `UsageError`).
     """
     ids = [int(i) for i in np.random.default_rng(0).integers(10, model.tokenizer.size // 2, 256)]
     medians: list[float] = []
@@ -63,8 +59,8 @@ def measured(model: EdgeModel, repeats: int = 7) -> Pace:
 class PacedEdge:
     """An `EdgeModel` that delegates to `model`, slowed so that no pass is faster than `pace`.
 
-    `decodes` counts forward passes, `positions` the ids in them. An answer's prompt always counts,
-    and takes time, in full, even if `model` has a part of it in its KV cache.
+    `decodes` counts forward passes, `positions` the ids in them. An answer's prompt counts in full,
+    even if `model` has a part of it in its KV cache.
     """
 
     def __init__(self, model: EdgeModel, pace: Pace) -> None:
@@ -92,23 +88,20 @@ class _PacedSession:
         return self._session.open(ids)
 
     def step(self) -> Step:
-        begun = time.monotonic()
-        step = self._session.step()
-        self._slow_down(begun)
-        return step
+        return self._slowly(self._session.step)
 
     def steps(self, ids: Sequence[int]) -> Sequence[Step]:
-        begun = time.monotonic()
-        steps = self._session.steps(ids)
-        self._slow_down(begun)
-        return steps
+        return self._slowly(partial(self._session.steps, ids))
 
-    def _slow_down(self, begun: float) -> None:
+    def _slowly(self, run: Callable[[], Result]) -> Result:
+        begun = time.monotonic()
+        made = run()
         ids = self._session.position - self._computed
         self._computed = self._session.position
         self._edge.decodes += 1
         self._edge.positions += ids
         time.sleep(max(0.0, begun + self._edge.pace.of(ids) - time.monotonic()))
+        return made
 
     def rewind(self, position: int) -> None:
         self._session.rewind(position)

@@ -1,7 +1,7 @@
 """`edgewise bench`: measure speeds on this machine, and compare a pair with other systems."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Annotated
 
 import msgspec
@@ -11,21 +11,20 @@ from rich.progress import Progress
 
 from edgewise.advice import CloudPace, cloud_pace
 from edgewise.cli import options, render
-from edgewise.cli.options import (
-    DRAWS,
-    ONE_VOCABULARY,
-    takes,
-)
+from edgewise.cli.options import DRAWS, ONE_VOCABULARY, takes
 from edgewise.cloud.base import CloudModel
+from edgewise.cloud.hosts import hosts_of, require_allowed
+from edgewise.cloud.registry import AUTO
+from edgewise.errors import UsageError
 from edgewise.loop.policy import LONGEST_DEADLINE
+from edgewise.opening import cloud_address, open_cloud, open_edge, require_one_cloud
 from edgewise.pair import open_pair
 from edgewise.settings import Settings
-from edgewise_lab.bench.link import Conditions, LinkBench, LinkRow, advice_over
-from edgewise_lab.bench.pace import Pace
+from edgewise_lab.bench.link import Conditions, LinkBench, LinkRow, advice_over, gateway_process
+from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise_lab.commands import shared
 from edgewise_lab.commands.eval import shares_of
 from edgewise_lab.commands.rules import rules
-from edgewise_lab.commands.shared import connected_cloud, pace_named, served, without_cloud
 from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
 from edgewise_lab.evaluation.plan import Contender
 from edgewise_lab.evaluation.tasks.base import Task
@@ -34,10 +33,6 @@ from edgewise_lab.tables import FigureTable
 
 app = typer.Typer(help="Measure speeds on this machine, and compare systems.", no_args_is_help=True)
 app.command()(rules)
-
-EngineTime = Annotated[
-    float, typer.Option(min=0, help="Emulated time of a large model, ms per consult.")
-]
 
 
 @app.command()
@@ -51,16 +46,23 @@ def link(
     *,
     data: shared.Data = None,
     chosen: Settings,
-    cloud_share: shared.LinkShares = None,
+    cloud_share: Annotated[
+        list[float] | None, options.share_option("Cloud share; repeatable; default: 0.05.")
+    ] = None,
     round_trip: Annotated[
         list[float] | None,
         typer.Option(min=0, max=10_000, metavar="MS", help="Repeatable; default: 0, 50, 100, 200."),
     ] = None,
     loss: Annotated[float, typer.Option(min=0, max=0.5, help="Share of packets lost.")] = 0,
-    engine_time: EngineTime = 25.0,
-    pace: shared.PaceName = None,
+    engine_time: Annotated[
+        float, typer.Option(min=0, help="Emulated time of a large model, ms per consult.")
+    ] = 25.0,
+    pace: Annotated[
+        str | None,
+        typer.Option(help="Slow the edge to the speed of a 0.5b, or of a GGUF; or none."),
+    ] = None,
     questions: Annotated[int, typer.Option(min=2, help="Questions per line.")] = 12,
-    calibration: shared.ForThresholds = 60,
+    calibration: Annotated[int, typer.Option(help="Extra questions for missing thresholds.")] = 60,
     json: options.Json = False,
 ) -> None:
     """Time per token over an emulated link: edge alone, waiting for consults, speculating.
@@ -76,7 +78,7 @@ def link(
     shared.tell_of_code(tasks)
     first = Conditions(0.0, 0.0, 0.0, loss, engine_time / 1000, chosen.speculate)
     with render.progress(hidden=json) as progress:
-        slowed = pace_named(pace, chosen)
+        slowed = _pace_named(pace, chosen)
         rows, cloud = _measured(chosen, tasks, slowed, shares, trips, first, progress)
     longest = max(rows, key=lambda row: row.round_trip)
     advice = advice_over(longest, cloud, engine_time / 1000)
@@ -85,6 +87,41 @@ def link(
     else:
         render.show(shared.drawn(_link_table(rows)))
         render.out.print("\n".join(advice.sentences))
+
+
+def _pace_named(name: str | None, chosen: Settings) -> Pace:
+    """Return the speed to which the edge is slowed down: of `name`, measured if an address.
+
+    The default is "0.5b" for the bundled edge model, else "none".
+    """
+    name = name or ("0.5b" if chosen.edge == "bundled" else "none")
+    if name == "0.5b":
+        return HALF_BILLION
+    if name == "none":
+        return UNPACED
+    with closing(open_edge(Settings(edge=name, ctx=512, threads=chosen.threads))) as model:
+        return measured(model)
+
+
+@contextmanager
+def _served(chosen: Settings) -> Generator[str]:
+    """Yield the URL of the cloud model; a gateway serves the bundled one during the block.
+
+    Raises `UsageError` for several clouds, a host that is not allowed, or a cloud without a URL.
+    """
+    require_one_cloud(chosen)
+    address = cloud_address(chosen)
+    if address == "bundled":
+        with gateway_process() as url:
+            yield url
+    elif address.startswith("http"):
+        require_allowed(address, hosts_of(chosen.cloud_hosts))
+        yield address
+    else:
+        raise UsageError(
+            f"A link needs a cloud at its other end, and {address!r} is not a URL; give --cloud "
+            "http://host:port, or bundled."
+        )
 
 
 def _measured(
@@ -96,17 +133,18 @@ def _measured(
     like: Conditions,
     progress: Progress,
 ) -> tuple[list[LinkRow], CloudPace]:
-    """Return a row for every share and round trip, and the cloud's pace without the emulated link.
-
-    `trips` are in ms; all other conditions are as in `like`.
-    """
+    """Return a row for every share and round trip (ms), and the cloud's pace without the link."""
     asked, held_out = tasks
     bar = progress.add_task("answers", total=3 * len(shares) * len(trips) * len(asked.questions))
-    with open_pair(without_cloud(chosen)) as pair, served(chosen) as url:
+    of_urls = {"cloud_engine": AUTO, "cloud_tokenizer": None, "cloud_model": None}
+    alone = replace(chosen, cloud="none", **of_urls)
+    with open_pair(alone) as pair, _served(chosen) as url:
 
         def connected(at: str) -> CloudModel:
-            # The link's own address is local; `served` has checked the host that it leads to.
-            return connected_cloud(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
+            # The link's own address is local; `_served` has checked the host that it leads to.
+            cloud = open_cloud(replace(chosen, cloud=at, cloud_hosts=None), pair.edge)
+            assert cloud is not None
+            return cloud
 
         def fresh(lacking: Sequence[float]) -> Mapping[float, Calibrated]:
             with closing(connected(url)) as cloud:

@@ -4,17 +4,17 @@ from typing import Annotated
 
 import typer
 from msgspec.structs import replace
-from rich.progress import Progress
 
 from edgewise.cli import options, render
 from edgewise.cli.options import CONNECTING, COSTS, DRAWS, KEYS, PRIVACY, takes
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder, collect
 from edgewise.loop.policy import Policy
-from edgewise.pair import Pair, open_pair
+from edgewise.pair import open_pair
 from edgewise.settings import Settings
+from edgewise_lab.commands.shared import counted
 from edgewise_lab.evaluation.plan import Contender, Evaluation
-from edgewise_lab.evaluation.report import Figures, Row, as_json, rows
+from edgewise_lab.evaluation.report import Figures, as_json, rows
 from edgewise_lab.evaluation.store import Store
 from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.base import Task
@@ -46,29 +46,19 @@ def demo(
         if not json:
             alone = Policy(cloud_share=0.0)
             _show(Decoder(pair.edge, router=pair.router, policy=alone), pair.decoder, held_out)
+        edge, cloud = pair.both()
+        asked = held_out.first(questions)
         with render.progress(hidden=json) as progress:
-            table = _compared(pair, held_out.first(questions), progress)
+            done = counted(progress, "answers", 3 * questions)
+            store = Store(None, {})
+            evaluation = Evaluation(asked, asked, edge=edge, cloud=cloud, store=store, done=done)
+            policy = replace(pair.policy, on_cloud_error="raise")
+            contender = Contender("pair", pair.router, served={policy.cloud_share or 0.0: policy})
+            table = rows(evaluation.alone() | evaluation.served(contender))
     if json:
         print(as_json("pocketqa", table))
-        return
-    _conclude(*(row.overall for row in table))
-
-
-def _compared(pair: Pair, questions: Task, progress: Progress) -> list[Row]:
-    """Return the figures of edge alone, cloud alone and pair on these questions."""
-    edge, cloud = pair.both()
-    bar = progress.add_task("answers", total=3 * len(questions.questions))
-    evaluation = Evaluation(
-        questions,
-        questions,
-        edge=edge,
-        cloud=cloud,
-        store=Store(None, {}),
-        done=lambda: progress.advance(bar),
-    )
-    policy = replace(pair.policy, on_cloud_error="raise")
-    contender = Contender("pair", pair.router, served={policy.cloud_share or 0.0: policy})
-    return rows(evaluation.alone() | evaluation.served(contender))
+    else:
+        _conclude(*(row.overall for row in table))
 
 
 def _show(alone: Decoder, pair: Decoder, task: Task) -> None:

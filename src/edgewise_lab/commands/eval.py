@@ -13,28 +13,14 @@ from edgewise.cli.options import DRAWS, MACHINE, MODELS, PRIVACY, takes
 from edgewise.edge.base import EdgeModel
 from edgewise.errors import UsageError
 from edgewise.loop.policy import Policy
-from edgewise.routers.base import Router
-from edgewise.routers.card import RouterCard
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.evaluation.plan import (
-    CALIBRATED,
-    OF_READERS,
-    OF_ROUTERS,
-    SYSTEMS,
-    Contender,
-    Evaluation,
-    manifest,
-    systems_named,
-    warnings,
-)
+from edgewise_lab.evaluation import plan
+from edgewise_lab.evaluation.plan import OF_READERS, SYSTEMS, Contender, Evaluation
 from edgewise_lab.evaluation.report import CLOUD, EDGE, Row, as_json, rows
 from edgewise_lab.evaluation.store import Cell, Store
 from edgewise_lab.evaluation.tasks.base import Task, digest, trained_digests
 from edgewise_lab.evaluation.tasks.named import with_calibration
-
-_NAMED = 3
-"""Number of questions that an error message names."""
 
 
 # Answers are greedy, so there are no draws; speculating changes none; a cloud that fails ends it.
@@ -68,7 +54,7 @@ def evaluate(
 ) -> None:
     """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
     shares = shares_of(cloud_share, chosen)
-    wanted = systems_named(systems, kept=out is not None)
+    wanted = plan.systems_named(systems, kept=out is not None)
     asked = with_calibration(
         task,
         "test",
@@ -79,7 +65,7 @@ def evaluate(
         calibration_data=calibration_data,
         max_tokens=max_tokens,
         known=False,
-        calibrated=not set(wanted).isdisjoint(CALIBRATED),
+        calibrated=not set(wanted).isdisjoint(plan.CALIBRATED),
     )
     require_checks(asked[0])
     shared.tell_of_code(asked)
@@ -112,10 +98,10 @@ def _compared(
     workers: int,
     named: Sequence[str],
 ) -> tuple[list[Contender], list[Row]]:
-    """Return the routers and all systems' figures; no figures without edge alone and cloud alone.
+    """Return the routers and all systems' figures; none without edge alone and cloud alone.
 
-    `named` are the routers and systems that the user chose by name. With a cloud that reads
-    passages only `OF_READERS` run: others raise `UsageError` if in `named`, else are left out.
+    With a cloud that reads passages only `OF_READERS` run: others raise `UsageError` if the user
+    chose them by name (`named`), else are left out.
     """
     with pair.open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
@@ -124,14 +110,14 @@ def _compared(
                 if one not in OF_READERS:
                     shared.require_writing(cloud, repr(one))
             systems = [one for one in systems if one in OF_READERS]
-        asked = routers if set(systems).intersection(OF_ROUTERS) else ()
+        asked = routers if set(systems).intersection(plan.OF_ROUTERS) else ()
         contenders = contenders_of(asked, chosen, edge, tasks[0], shares)
         bar = progress.add_task("answers", total=None)
         evaluation = Evaluation(
             *tasks,
             edge=edge,
             cloud=cloud,
-            store=Store(out, manifest(*tasks, edge, cloud)),
+            store=Store(out, plan.manifest(*tasks, edge, cloud)),
             deadline=chosen.deadline,
             done=lambda: progress.advance(bar),
             workers=workers,
@@ -152,14 +138,13 @@ def tell(
     json: bool,
     main: Cell | None = None,
 ) -> None:
-    """Print the figures in `table`, as tables or as JSON.
+    """Print the figures in `table` and warnings, as tables or as JSON.
 
-    `warnings` about `task`, the routers `contenders` and `table` follow the tables or are in the
-    JSON. If `table` has differences of accuracy, they are to the system `main`.
+    If `table` has differences of accuracy, they are to the system `main`.
     """
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"
-    sentences = warnings(task, contenders, table)
+    sentences = plan.warnings(task, contenders, table)
     if json:
         print(as_json(task.name, table, known=task.known, warnings=sentences, main=main))
     else:
@@ -169,10 +154,7 @@ def tell(
 
 
 def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
-    """Return the cloud shares to run, ascending: those given, else the settings', else the default.
-
-    Raises `UsageError` for a share that is not above 0 and below 1.
-    """
+    """Return the cloud shares to run, ascending: those given, the settings' or the default."""
     default = opening.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = given or [default]
     if not all(0 < share < 1 for share in shares):
@@ -189,51 +171,28 @@ def contenders_of(
 ) -> list[Contender]:
     """Open the named routers (None: the default one) for `edge`; return each as a `Contender`.
 
-    Its `served` gets a policy (rules for asking the cloud) for each cloud share in `shares`. Raises
-    `UsageError` for a router that was trained on questions of `task`, and for two of the same name.
+    Raises `UsageError` for one that was trained on questions of `task`, and for equal names.
     """
     found: dict[str, Contender] = {}
     for name in names:
         named = replace(chosen, router=name)
         named = replace(named, router=opening.chosen_router(named, edge))
-        _require_unseen(opening.router_folder(named), task)
+        folder = opening.router_folder(named)
+        trained = trained_digests(folder) if folder else frozenset[str]()
+        seen = [question.id for question in task.questions if digest(question.text) in trained]
+        if seen:
+            some = ", ".join(seen[:3]) + (", ..." if len(seen) > 3 else "")
+            raise UsageError(
+                f"{len(seen)} of the {len(task.questions)} questions trained the router in "
+                f"{str(folder)!r} ({some}); evaluate it on others."
+            )
         router, card = opening.open_router(named, edge)
         shown = Path(str(named.router)).name
         if shown in found:
             raise UsageError(f"Two routers would be shown as {shown!r}; rename one's folder.")
-        policies = served(named, router, card, edge, shares)
+        policies: dict[float, Policy] = {}
+        for share in shares:
+            one = replace(named, cloud_share=share, threshold=None, on_cloud_error="raise")
+            policies[share] = opening.make_policy(one, opening.starts_of(one, router, card, edge))
         found[shown] = Contender(shown, router, card, opening.router_identity(named), policies)
     return list(found.values())
-
-
-def served(
-    chosen: Settings,
-    router: Router,
-    card: RouterCard | None,
-    edge: EdgeModel,
-    shares: Sequence[float],
-) -> dict[float, Policy]:
-    """Return a policy (rules for asking the cloud) for each cloud share in `shares`, by share.
-
-    It is that of `edgewise serve` with the settings `chosen`, this share and this router (with its
-    model card, if any), but without a fixed threshold, and a cloud that fails raises an error.
-    """
-    as_set = [
-        replace(chosen, cloud_share=one, threshold=None, on_cloud_error="raise") for one in shares
-    ]
-    return {
-        share: opening.make_policy(one, opening.starts_of(one, router, card, edge))
-        for share, one in zip(shares, as_set, strict=True)
-    }
-
-
-def _require_unseen(folder: Path | None, task: Task) -> None:
-    """Raise `UsageError` if the router in `folder` was trained on questions of the task."""
-    trained = trained_digests(folder) if folder else frozenset[str]()
-    seen = [question.id for question in task.questions if digest(question.text) in trained]
-    if seen:
-        some = ", ".join(seen[:_NAMED]) + (", ..." if len(seen) > _NAMED else "")
-        raise UsageError(
-            f"{len(seen)} of the {len(task.questions)} questions trained the router in "
-            f"{str(folder)!r} ({some}); evaluate it on others."
-        )

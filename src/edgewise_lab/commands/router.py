@@ -1,6 +1,5 @@
 """`edgewise router`: show the checkpoint of a trained router."""
 
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -13,17 +12,21 @@ from edgewise.routers.card import RouterCard, read_card
 from edgewise.settings import Settings
 from edgewise_lab import tables
 from edgewise_lab.commands import shared
-from edgewise_lab.tables import FigureTable
 
 app = typer.Typer(no_args_is_help=True, help="Show router checkpoints.")
 
-Folder = Annotated[str, typer.Argument(help="A folder, a hub repository or a name in the package.")]
-
 
 @app.command()
-def show(router: Folder, json: options.Json = False) -> None:
+def show(
+    router: Annotated[
+        str, typer.Argument(help="A folder, a hub repository or a name in the package.")
+    ],
+    json: options.Json = False,
+) -> None:
     """Print a checkpoint's card: kind, inputs, edge model, training and thresholds."""
-    card = read_card(_folder(router))
+    if (folder := router_folder(Settings(router=router))) is None:
+        raise UsageError(f"{router!r} is not a checkpoint; name a folder or a hub repository.")
+    card = read_card(folder)
     if json:
         print(msgspec.json.encode(card).decode())
         return
@@ -44,13 +47,7 @@ def show(router: Folder, json: options.Json = False) -> None:
         render.warn(warning)
 
 
-def _folder(name: str) -> Path:
-    if (found := router_folder(Settings(router=name))) is None:
-        raise UsageError(f"{name!r} is not a checkpoint; name a folder or a hub repository.")
-    return found
-
-
-def _thresholds(card: RouterCard) -> FigureTable:
+def _thresholds(card: RouterCard) -> tables.FigureTable:
     lines: list[list[str]] = []
     for share, threshold in sorted(card.thresholds.items(), key=lambda pair: float(pair[0])):
         probability = card.probability_at(threshold)
@@ -59,4 +56,4 @@ def _thresholds(card: RouterCard) -> FigureTable:
         realised = tables.share(known[0], (known[1], known[2])) if known else ""
         lines.append([f"{float(share):.0%}", f"{threshold:.6f}", realised, worth])
     head = ["cloud share", "threshold", "realised", "worth it at the threshold"]
-    return FigureTable("", head, lines)
+    return tables.FigureTable("", head, lines)

@@ -1,10 +1,8 @@
 """`edgewise bench rules`: compare rules for which model writes a token, computed by PyTorch."""
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.progress import Progress
 
 from edgewise import opening
 from edgewise.addresses import bundled
@@ -27,7 +25,6 @@ from edgewise_lab.commands.eval import require_checks, shares_of, tell
 from edgewise_lab.evaluation.plan import described
 from edgewise_lab.evaluation.report import rows as figures
 from edgewise_lab.evaluation.store import Cell, Store
-from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import with_calibration
 
 
@@ -77,34 +74,23 @@ def rules(
     shared.tell_of_code(tasks)
     hint = shared.resume_hint("With --out FOLDER the same command goes on from what it has kept.")
     with render.progress(hidden=json) as progress, hint:
-        sweep = _sweep(chosen, tasks, device, rows, out, progress)
+        bar = progress.add_task("answers", total=None)
+        edge, cloud, tokenizer = _opened(chosen, device)
+        models = {"edge": edge.fingerprint, "cloud": cloud.fingerprint}
+        engine = f"rows, {edge.dtype} on {edge.device.type}"
+        context = min(edge.context, cloud.context, chosen.ctx or DEFAULT_CONTEXT)
+        sweep = Sweep(
+            RowEngine(edge, cloud, tokenizer),
+            tokenizer,
+            Store(out, {**described(*tasks, [context]), **models, "engine": engine}),
+            context=context,
+            done=lambda count: progress.advance(bar, count),
+            rows=rows,
+        )
         found = sweep.run(*tasks, wanted, shares)
     main = Cell(RULES[0].name, shares[0])
     main = main if main in found else [*found][min(2, len(found) - 1)]
     tell(tasks[0], [], figures(found, main), json=json, main=main)
-
-
-def _sweep(
-    chosen: Settings,
-    tasks: tuple[Task, Task],
-    device: str,
-    rows: int | None,
-    out: Path | None,
-    progress: Progress,
-) -> Sweep:
-    bar = progress.add_task("answers", total=None)
-    edge, cloud, tokenizer = _opened(chosen, device)
-    models = {"edge": edge.fingerprint, "cloud": cloud.fingerprint}
-    engine = f"rows, {edge.dtype} on {edge.device.type}"
-    context = min(edge.context, cloud.context, chosen.ctx or DEFAULT_CONTEXT)
-    return Sweep(
-        RowEngine(edge, cloud, tokenizer),
-        tokenizer,
-        Store(out, {**described(*tasks, [context]), **models, "engine": engine}),
-        context=context,
-        done=lambda count: progress.advance(bar, count),
-        rows=rows,
-    )
 
 
 ROLES: tuple[Literal["edge"], Literal["cloud"]] = ("edge", "cloud")
@@ -121,10 +107,7 @@ def _named(names: str | None) -> list[Rule]:
 
 
 def _opened(chosen: Settings, device: str) -> tuple[RowModel, RowModel, Tokenizer]:
-    """Open both models for PyTorch; return edge, cloud and their common tokenizer.
-
-    Raises `VocabularyMismatch` for two vocabularies, `UsageError` without a cloud.
-    """
+    """Open both models for PyTorch; return edge, cloud and their common tokenizer."""
     addresses = chosen.edge, opening.cloud_address(chosen)
     if addresses[1] == "none":
         raise UsageError("Rules need a cloud", hint="name one", setting="cloud")

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from msgspec.structs import replace
 from rich.box import SIMPLE_HEAD
 from rich.progress import Progress
 from rich.table import Table
@@ -15,13 +14,7 @@ from rich.table import Table
 from edgewise.cli import options, render
 from edgewise.cli.render import metered, printable
 from edgewise.cloud.base import CloudModel
-from edgewise.cloud.hosts import hosts_of, require_allowed
-from edgewise.cloud.registry import AUTO
-from edgewise.edge.base import EdgeModel
 from edgewise.errors import CloudError, UsageError
-from edgewise.opening import cloud_address, open_cloud, open_edge, require_one_cloud
-from edgewise.settings import Settings
-from edgewise_lab.bench.pace import HALF_BILLION, UNPACED, Pace, measured
 from edgewise_lab.evaluation import report
 from edgewise_lab.evaluation.report import Figures, Row
 from edgewise_lab.evaluation.statistics import Interval
@@ -48,13 +41,6 @@ Out = Annotated[Path | None, typer.Option(help="Folder of answers; an interrupte
 Routers = Annotated[
     list[str] | None, typer.Option(metavar="ROUTER", help="As for run; repeatable.")
 ]
-PaceName = Annotated[
-    str | None, typer.Option(help="Slow the edge to the speed of a 0.5b, or of a GGUF; or none.")
-]
-ForThresholds = Annotated[int, typer.Option(help="Extra questions for missing thresholds.")]
-LinkShares = Annotated[
-    list[float] | None, options.share_option("Cloud share; repeatable; default: 0.05.")
-]
 TargetShares = Annotated[
     list[float] | None, options.share_option("Target cloud share; repeatable.")
 ]
@@ -63,7 +49,7 @@ Workers = Annotated[int, typer.Option(min=1, max=64, help="Questions answered at
 
 @contextmanager
 def resume_hint(how: str) -> Generator[None]:
-    """Print `how`, a hint on resuming, if Ctrl-C or a `CloudError` ends the block; re-raise it."""
+    """Print the hint `how` if Ctrl-C or a `CloudError` ends the block."""
     try:
         yield
     except (KeyboardInterrupt, CloudError):
@@ -72,7 +58,7 @@ def resume_hint(how: str) -> Generator[None]:
 
 
 def tell_of_code(tasks: Iterable[Task]) -> None:
-    """Tell the user that code in replies is run on this machine, if a task asks for code."""
+    """Tell the user that code in replies is run here, if a task asks for code."""
     if any(question.check == "code" for task in tasks for question in task.questions):
         render.note(
             "The code in replies is run on this machine, each in a process of at most "
@@ -81,10 +67,7 @@ def tell_of_code(tasks: Iterable[Task]) -> None:
 
 
 def counted(progress: Progress, name: str, total: int | None = None) -> Callable[..., None]:
-    """Add a progress bar and return a function that advances it by one step.
-
-    `total` is the expected number of steps; the returned function may be called with a new total.
-    """
+    """Add a progress bar and return what advances it by a step, and may be given a new total."""
     bar = progress.add_task(name, total=total)
 
     def done(total: int | None = None) -> None:
@@ -94,60 +77,8 @@ def counted(progress: Progress, name: str, total: int | None = None) -> Callable
     return done
 
 
-def without_cloud(chosen: Settings) -> Settings:
-    """Return the settings with no cloud model, for commands that ask none."""
-    of_urls = {"cloud_tokenizer": None, "cloud_model": None}
-    return replace(chosen, cloud="none", cloud_engine=AUTO, **of_urls)
-
-
-def pace_named(name: str | None, chosen: Settings) -> Pace:
-    """Return the speed to which the edge model is slowed down.
-
-    `name` is "0.5b" (a model of half a billion parameters; the default for the bundled edge model),
-    "none" (not slowed down), or the address of a model, whose speed is measured here.
-    """
-    name = name or ("0.5b" if chosen.edge == "bundled" else "none")
-    if name == "0.5b":
-        return HALF_BILLION
-    if name == "none":
-        return UNPACED
-    with closing(open_edge(Settings(edge=name, ctx=512, threads=chosen.threads))) as model:
-        return measured(model)
-
-
-@contextmanager
-def served(chosen: Settings) -> Generator[str]:
-    """Yield the URL of the cloud model. A gateway serves the bundled one during the `with` block.
-
-    Raises `UsageError` if the settings name several clouds, a cloud at a host that they do not
-    allow, or a cloud without a URL.
-    """
-    require_one_cloud(chosen)
-    address = cloud_address(chosen)
-    if address == "bundled":
-        from edgewise_lab.bench.link import gateway_process
-
-        with gateway_process(address) as url:
-            yield url
-    elif address.startswith("http"):
-        require_allowed(address, hosts_of(chosen.cloud_hosts))
-        yield address
-    else:
-        raise UsageError(
-            f"A link needs a cloud at its other end, and {address!r} is not a URL; give --cloud "
-            "http://host:port, or bundled."
-        )
-
-
-def connected_cloud(settings: Settings, edge: EdgeModel) -> CloudModel:
-    """Open the settings' cloud model (not "none"), in an adapter if its vocabulary differs."""
-    cloud = open_cloud(settings, edge)
-    assert cloud is not None
-    return cloud
-
-
 def require_writing(cloud: CloudModel, what: str) -> None:
-    """Raise `UsageError` if the cloud only reads passages; `what` (words) needs it to write."""
+    """Raise `UsageError` if the cloud only reads passages: `what` needs it to write."""
     if cloud.reads_passages:
         raise UsageError(
             f"{cloud.name!r} reads passages and writes no tokens, as {what} needs",
@@ -157,29 +88,35 @@ def require_writing(cloud: CloudModel, what: str) -> None:
 
 
 def figures_tables(title: str, table: Sequence[Row], main: str | None = None) -> None:
-    """Print tables of every system's accuracy, by lenient and strict grading, and of its costs.
-
-    If `table` has differences of accuracy, they are to the system named `main`.
-    """
+    """Print tables of every system's accuracy, less that of the one named `main`, and costs."""
     figures = [row.overall for row in table]
     right = _accuracies(f"{title} (95% intervals)", figures, main)
-    render.show(drawn(right, _left_to_read(figures[0])))
+    left, asked = figures[0].to_read, figures[0].questions
+    told = f"{left} of {asked} replies are to be read: they are not counted." if left else None
+    render.show(drawn(right, told))
     if len(table[0].families) > 1:
         render.show(drawn(_by_family(table)))
     render.show(drawn(_costs(figures), _COSTS))
 
 
 def drawn(table: FigureTable, caption: str | None = None) -> Table:
-    """Return the table as one that rich can print, with the text `caption` below it."""
-    padding = (0, 0, 0, 1)
-    title = printable(table.title) or None
-    found = Table(title=title, box=SIMPLE_HEAD, padding=padding, pad_edge=False, show_edge=False)
+    """Return the table for rich, with the text `caption` below it."""
+    found = Table(
+        title=printable(table.title) or None,
+        caption=caption,
+        box=SIMPLE_HEAD,
+        padding=(0, 0, 0, 1),
+        pad_edge=False,
+        show_edge=False,
+    )
     for number, name in enumerate(table.head):
         found.add_column(printable(name), justify="right" if number else "left", overflow="fold")
     for cells in table.lines:
         found.add_row(*cells)
-    found.caption = caption
     return found
+
+
+_ALONE = (report.EDGE.system, report.CLOUD.system)
 
 
 def _accuracies(title: str, table: Sequence[Figures], main: str | None) -> FigureTable:
@@ -188,15 +125,15 @@ def _accuracies(title: str, table: Sequence[Figures], main: str | None) -> Figur
         "cloud\nshare": lambda one: f"{one.cloud_share:.1%}",
         "right": lambda one: _with_ends(one.accuracy, one.interval),
         f"less\n{main}": lambda one: _in_points(one.difference, one.difference_interval),
-        "gap\nrecovered": _gap,
-        "strictly\nright": lambda one: f"{one.strict_accuracy:.0%}",
-        "cut": lambda one: f"{one.cut:.0%}",
+        "gap\nrecovered": lambda one: (
+            "" if one.system in _ALONE else gap(one.gap_recovered, one.gap_interval)
+        ),
     }
     # If no prompt asks for a format, nothing is strictly right.
-    if not any(one.strict_accuracy for one in table):
-        del columns["strictly\nright"]
-    if not any(one.cut for one in table):
-        del columns["cut"]
+    if any(one.strict_accuracy for one in table):
+        columns["strictly\nright"] = lambda one: f"{one.strict_accuracy:.0%}"
+    if any(one.cut for one in table):
+        columns["cut"] = lambda one: f"{one.cut:.0%}"
     return _table(title, columns, table)
 
 
@@ -207,11 +144,6 @@ def _table(
     cells = {head: [cell(one) for one in table] for head, cell in columns.items()}
     told = {head: column for head, column in cells.items() if any(column)}
     return FigureTable(title, list(told), [list(line) for line in zip(*told.values(), strict=True)])
-
-
-def _gap(one: Figures) -> str:
-    bare = one.system in (report.EDGE.system, report.CLOUD.system)
-    return "" if bare else gap(one.gap_recovered, one.gap_interval)
 
 
 def _in_points(value: float | None, interval: Interval | None) -> str:
@@ -257,33 +189,24 @@ def _each(count: int | None, questions: int) -> str:
     return metered(count and count / questions, ".1f")
 
 
-def _left_to_read(figures: Figures) -> str | None:
-    if not figures.to_read:
-        return None
-    return f"{figures.to_read} of {figures.questions} replies are to be read: they are not counted."
-
-
 def _named(figures: Figures) -> str:
     return system_named(figures.system, figures.cloud_share_asked)
 
 
 def system_named(system: str, share: float | None) -> str:
-    """Return the printable name of a system at a cloud share, such as "pair at 5%"."""
+    """Return a system's printable name, such as "pair at 5%"."""
     return printable(system) + ("" if share is None else f" at {share:.0%}")
 
 
 def gap(recovered: float | None, interval: Interval | None) -> str:
-    """Return the recovered fraction of the edge-cloud accuracy gap as text: "40% (12 to 65)".
-
-    The 95% interval is in parentheses. Without a fraction or an interval the text is "no gap".
-    """
+    """Return the recovered fraction of the gap as text: "40% (12 to 65)", or "no gap"."""
     if recovered is None or interval is None:
         return "no gap"
     return _with_ends(recovered, interval)
 
 
 def _with_ends(value: float, interval: Interval) -> str:
-    """Return a rate and its interval as text; an infinite end (too few questions) is left out."""
+    """Return a rate and its interval as text, without an infinite end (too few questions)."""
     low, high = (f"{100 * end:.0f}" if math.isfinite(end) else "" for end in interval)
     if low and high:
         ends = f"{low} to {high}"

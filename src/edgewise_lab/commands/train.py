@@ -88,7 +88,9 @@ def train(
     label = label or _label_for(asked[0])
     wanted = _inputs(inputs, label)
     chosen_label = LABELS.load(label)()
-    recipe = _recipe(hidden, epochs, chosen.seed or 0)
+    if epochs < 1 or hidden < 0:
+        raise UsageError("--epochs must be 1 or more, --hidden 0 or more.")
+    recipe = Recipe(hidden=(hidden,) if hidden else (), epochs=epochs, seed=chosen.seed or 0)
     how = {"inputs": wanted, "recipe": recipe, "kind": kind, "workers": workers}
     training = partial(Training, *asked, out, **how, deadline=chosen.deadline)
     with resume_hint(f"What was done is in {out}: the same command goes on from there."):
@@ -111,7 +113,6 @@ def _trained(
     stage: Stage | None,
     workers: int,
 ) -> object:
-    """Run all stages of the training, or only `stage`; return the result."""
     price = price_of(chosen.price) if chosen.price else None
     with open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
@@ -122,44 +123,33 @@ def _trained(
         meter = SpendingMeter()
         one = training(edge=edge, cloud=cloud, label=label, begin=_bars(progress), meter=meter)
         if stage is None and (estimate := one.estimate()):
-            _warn_of_few(*tasks)
+            few, least = len(tasks[0].questions), HELPED[tasks[0].known]
+            if few < least:
+                render.note(
+                    f"{few} prompts are few, with {len(tasks[1].questions)} more for its "
+                    "thresholds: likely no better than max-prob. "
+                    f"{least} are the fewest that helped (docs/results.md)."
+                )
             render.note(f"This will take about {estimate.described(price)}.")
         fitted = one.run() if stage is None else getattr(one, stage)()
     render.note(f"It took {meter.spent.described(price)}.")
     return fitted
 
 
-def _warn_of_few(task: Task, held_out: Task) -> None:
-    prompts, least = len(task.questions), HELPED[task.known]
-    if prompts < least:
-        render.note(
-            f"{prompts} prompts are few, with {len(held_out.questions)} more for its thresholds: "
-            f"likely no better than max-prob. {least} are the fewest that helped (docs/results.md)."
-        )
-
-
 def _told(fitted: object) -> None:
     if isinstance(fitted, Fitted):
         gained = 1 - fitted.loss / fitted.baseline_loss if fitted.baseline_loss else 0.0
-        verdict = (
-            f"the router tells which {gained:.0%} better than a constant does"
-            if gained > 0
-            else "the router has not learnt which"
-        )
+        verdict = "the router has not learnt which"
+        if gained > 0:
+            verdict = f"the router tells which {gained:.0%} better than a constant does"
         render.out.print(
             f"{fitted.labels.mean():.1%} of the tokens are worth a consult; {verdict} (loss on "
             f"held-out answers: {fitted.loss:.4f} nats, a constant's {fitted.baseline_loss:.4f})."
         )
 
 
-def _recipe(hidden: int, epochs: int, seed: int) -> Recipe:
-    if epochs < 1 or hidden < 0:
-        raise UsageError("--epochs must be 1 or more, --hidden 0 or more.")
-    return Recipe(hidden=(hidden,) if hidden else (), epochs=epochs, seed=seed)
-
-
 def _bars(progress: Progress) -> Begin:
-    """Return what shows each stage of a training by a bar in place of the last one."""
+    """Return what shows each stage by a bar in place of the last one."""
 
     def begin(name: str, total: int | None) -> Callable[..., None]:
         for bar in progress.task_ids:
@@ -170,7 +160,7 @@ def _bars(progress: Progress) -> Begin:
 
 
 def _label_for(task: Task) -> str:
-    """Return the name of the label that measured best (docs/results.md) for tasks like this."""
+    """Return the label that measured best (docs/results.md) for tasks like this."""
     if task.known:
         return "value"
     concluded = all(one.check in ("choice", "number") for one in task.questions)

@@ -29,18 +29,8 @@ from edgewise.opening import cloud_address, each_cloud
 from edgewise.pair import Pair, open_pair
 from edgewise.settings import Settings
 from edgewise_lab.commands import shared
-from edgewise_lab.evaluation.systems import (
-    CloudAlone,
-    Outcome,
-    asking,
-    cloud_share,
-    edge_alone,
-    outcome_of,
-    question_ids,
-    require_room,
-    text_of,
-    written,
-)
+from edgewise_lab.evaluation import systems
+from edgewise_lab.evaluation.systems import CloudAlone, Outcome
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.evaluation.tasks.named import open_prompts
 from edgewise_lab.tables import FigureTable
@@ -57,22 +47,14 @@ _LIMITS, _DRAWS = ("max_cost", "max_cost_day"), ("temperature", *options.DRAWS)
 
 
 class SideAnswer(Outcome, frozen=True, kw_only=True):
-    """A system's graded answer to a prompt; the system is edge alone, the pair or cloud alone.
-
-    `tokens` is empty for the cloud alone, whose answer is not streamed. `paid` is what the cloud's
-    work for this answer costs, in `Tried.currency`; None if no price is set.
-    """
+    """A system's answer to a prompt: its `tokens` where streamed, and what it cost if priced."""
 
     tokens: tuple[Token, ...] = ()
     paid: float | None = None
 
 
 class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and the answers to it, by system: "edge", "pair", "cloud" (fewer if interrupted).
-
-    `checked` says whether the answers' grades mean anything: whether a right answer is known, and
-    no person is needed to grade.
-    """
+    """A prompt and the answers to it by system, fewer if interrupted; code has `checked` them."""
 
     question: Question
     checked: bool
@@ -80,10 +62,7 @@ class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True):
-    """A system's figures over the prompts that all systems answered.
-
-    Code graded `checked` of the `answers`, `right` of them as right. `seconds` is an answer's mean.
-    """
+    """A system's figures over the prompts that all systems answered; `seconds` is a mean."""
 
     system: str
     answers: int
@@ -140,30 +119,34 @@ def try_(
         edge, cloud = pair.both()
         if not json:
             render.note_of_reading(pair)
-        require_room(task, edge, cloud)
+        systems.require_room(task, edge, cloud)
         price = pair.billing and pair.billing.price
         found: list[SideBySide] = []
         try:
             _answer(pair, task, chosen.max_tokens or MAX_TOKENS, found, shown=not json)
         finally:
             # Also after an interruption, or when a cloud fails.
+            whole = [one for one in found if len(one.answers) == len(SYSTEMS)]
             tried = Tried(
                 edge=edge.name,
                 cloud=pair.clouds[-1].name,
                 currency=price.currency if price else None,
                 prompts=[one for one in found if one.answers],
-                systems=_totals(found),
+                systems=[_total(system, whole) for system in SYSTEMS] if whole else [],
             )
             if json:
                 print(msgspec.json.encode(tried).decode())
             elif tried.systems:
                 render.show(shared.drawn(_figures(tried)))
             if html and tried.prompts:
-                _write(html, _page(tried, edge.tokenizer))
+                try:
+                    html.write_text(_page(tried, edge.tokenizer), encoding="utf-8")
+                except OSError as error:
+                    why = f"{str(html)!r} cannot be written: {error.strerror}."
+                    raise UsageError(why) from error
 
 
 def _tell_where(chosen: Settings, prompts: int) -> None:
-    """Tell the user how many prompts will go to clouds elsewhere, which may bill them."""
     urls = [cloud_address(one) for one in each_cloud(chosen)]
     far, last = [url for url in urls if is_url(url) and not is_here(url)], urls[-1]
     if far:
@@ -175,53 +158,49 @@ def _tell_where(chosen: Settings, prompts: int) -> None:
 def _answer(
     pair: Pair, task: Task, max_tokens: int, found: list[SideBySide], *, shown: bool
 ) -> None:
-    """Answer all prompts; append each to `found` first, then fill in its answers one by one."""
-    systems, count = _systems(pair, max_tokens, shown=shown), len(task.questions)
+    """Answer all prompts; each is in `found` first, then its answers come one by one."""
+    answering, count = _systems(pair, max_tokens, shown=shown), len(task.questions)
     say = (render.out if shown else Console(quiet=True)).print
     if shown:
         render.warn_of_toy(pair.settings.edge, task.questions[0].prompt)
     with render.progress(hidden=shown) as progress:
-        _warm(pair, task.questions[0])
-        bar = progress.add_task("answers", total=len(systems) * count)
+        # A token first of what is here, so that no answer's time includes loading.
+        systems.edge_alone(pair.edge, 1).ask(task.questions[0])
+        if pair.clouds[-1].local is not None:
+            CloudAlone(pair.clouds[-1], pair.edge.tokenizer, 1).answer(task.questions[0])
+        bar = progress.add_task("answers", total=len(answering) * count)
         for number, question in enumerate(task.questions, 1):
             checked = question.known and question.check != "read"
             found.append(one := SideBySide(question=question, checked=checked, answers={}))
             asked = render.printable(" ".join(question.prompt.split()))[:_SHOWN]
             say(f"\n{number} of {count}: {asked}", style="dim")
-            for system, answer in systems.items():
+            for system, answer in answering.items():
                 say(f"{system}: ", style="bold", end="")
                 one.answers[system] = answer(question)
                 if system == "cloud":
                     say(render.printable(one.answers[system].text))
-                told = _told(one, system), _verdict(one, system)
-                say(f"      {' · '.join(filter(None, told))}", style="dim")
+                verdict = f" · {_verdict(one, system)}" if checked else ""
+                say(f"      {_told(one, system)}{verdict}", style="dim")
                 progress.advance(bar)
             if wanted := _wanted(question):
                 say(render.printable(wanted), style="dim")
 
 
-def _warm(pair: Pair, question: Question) -> None:
-    """Write a token with the edge and a local cloud, so that no answer's time includes loading."""
-    edge_alone(pair.edge, 1).ask(question)
-    if pair.clouds[-1].local is not None:
-        CloudAlone(pair.clouds[-1], pair.edge.tokenizer, 1).answer(question)
-
-
 def _systems(
     pair: Pair, max_tokens: int, *, shown: bool
 ) -> dict[str, Callable[[Question], SideAnswer]]:
-    """Return the systems by name; if `shown`, edge and pair print their tokens as they come."""
+    """Return the systems; if `shown`, edge and pair print their tokens as they come."""
     edge = pair.edge
-    alone = edge_alone(edge, max_tokens)
+    alone = systems.edge_alone(edge, max_tokens)
     whole = CloudAlone(pair.clouds[-1], edge.tokenizer, max_tokens)
 
     def decoded(stream: Callable[[Question], Generation]) -> Callable[[Question], SideAnswer]:
         def answer(question: Question) -> SideAnswer:
-            with asking(question), stream(question) as events:
+            with systems.asking(question), stream(question) as events:
                 found = collect(render.painted(events) if shown else events)
             cost = found.usage.cost
             paid = cost.paid if cost else None if pair.billing is None else 0.0
-            graded = asdict(outcome_of(question, found))
+            graded = asdict(systems.outcome_of(question, found))
             return SideAnswer(**graded, tokens=found.tokens, paid=paid)
 
         return answer
@@ -234,7 +213,7 @@ def _systems(
             # Of this prompt alone: a refusal, or a limit that the model's reasoning reached.
             render.note(str(error))
             meter = getattr(error, "meter", None) or Completion(ids=(), logprobs=())
-            found = written(
+            found = systems.written(
                 question,
                 "",
                 0,
@@ -251,16 +230,13 @@ def _systems(
 
 
 def _paid(pair: Pair, question: Question, found: Outcome) -> float | None:
-    """Return the cost of the cloud alone's answer, and add it to the day's; None without a price.
-
-    What the engine does not report is counted in the edge's tokens.
-    """
+    """Return what the cloud alone's answer costs, and add it to the day's."""
     if pair.billing is None:
         return None
     price, daily = pair.billing.price, pair.billing.daily
     cached, computed = found.cached or 0, found.computed
-    if computed is None:
-        computed = max(0, len(question_ids(pair.edge.tokenizer, question)) - cached)
+    if computed is None:  # not reported: counted in the edge's tokens
+        computed = max(0, len(systems.question_ids(pair.edge.tokenizer, question)) - cached)
     output = found.written or found.output_tokens
     paid = price.of(BilledTokens(input=computed, cached=cached, output=output))
     if daily is not None:
@@ -269,12 +245,12 @@ def _paid(pair: Pair, question: Question, found: Outcome) -> float | None:
 
 
 def _told(one: SideBySide, system: str) -> str:
-    """Return a line with the tokens and the duration of an answer."""
     answer = one.answers[system]
     wrote = f"{answer.output_tokens} tokens"
     if system == "pair":
         by_edge = answer.output_tokens - answer.cloud_tokens
-        wrote = f"{by_edge} edge + {answer.cloud_tokens} cloud tokens ({cloud_share([answer]):.1%})"
+        share = f"{systems.cloud_share([answer]):.1%}"
+        wrote = f"{by_edge} edge + {answer.cloud_tokens} cloud tokens ({share})"
     failed = f" · {answer.failed} consults failed" if answer.failed else ""
     return f"{wrote} · {answer.seconds:.2f} s{failed}"
 
@@ -284,17 +260,9 @@ def _verdict(one: SideBySide, system: str) -> str:
 
 
 def _wanted(question: Question) -> str:
-    """Return the right answer, or what a person must look for; empty if unknown."""
-    if not question.known:
-        return ""
     if question.check == "read":
         return f"to be read: {question.answer}"
-    return f"wanted: {question.reference or question.answer}"
-
-
-def _totals(found: Sequence[SideBySide]) -> list[Total]:
-    whole = [one for one in found if len(one.answers) == len(SYSTEMS)]
-    return [_total(system, whole) for system in SYSTEMS] if whole else []
+    return f"wanted: {question.reference or question.answer}" if question.known else ""
 
 
 def _total(system: str, whole: Sequence[SideBySide]) -> Total:
@@ -308,7 +276,7 @@ def _total(system: str, whole: Sequence[SideBySide]) -> Total:
         checked=len(checked),
         right=sum(checked),
         tokens=tokens,
-        cloud_share=cloud_share(answers),
+        cloud_share=systems.cloud_share(answers),
         seconds=seconds / len(answers),
         tokens_per_second=tokens / seconds if seconds else 0.0,
         paid=sum(paid) if paid else None,
@@ -329,22 +297,20 @@ def _figures(tried: Tried) -> FigureTable:
         if one.paid is not None:
             yield f"paid\n{tried.currency}".rstrip(), render.money(one.paid)
 
-    rows = [[*zip(*columns(one), strict=True)] for one in tried.systems]
+    rows = [dict(columns(one)) for one in tried.systems]
     title = f"prompts: {tried.systems[0].answers}" if rows else ""
-    return FigureTable(title, [*rows[0][0]] if rows else [], [[*cells] for _, cells in rows])
-
-
-_POLICY = {"http-equiv": "Content-Security-Policy"}
+    return FigureTable(title, [*rows[0]] if rows else [], [[*row.values()] for row in rows])
 
 
 def _page(tried: Tried, tokenizer: Tokenizer) -> str:
     """Return an HTML page of all answers, which loads and runs nothing; styled as the server's."""
     table, style = _figures(tried), files("edgewise") / "server/page/page.css"
+    policy = {"http-equiv": "Content-Security-Policy"}
     rows = (_el("tr", *(_el("td", cell) for cell in row)) for row in (table.head, *table.lines))
     page = _el(
         "html",
         _el("meta", charset="utf-8"),
-        _el("meta", **_POLICY, content="default-src 'none'; style-src 'unsafe-inline'"),
+        _el("meta", **policy, content="default-src 'none'; style-src 'unsafe-inline'"),
         _el("meta", name="viewport", content="width=device-width, initial-scale=1"),
         _el("meta", name="color-scheme", content="light dark"),
         _el("title", "Edge, pair and cloud, by Edgewise"),
@@ -382,7 +348,6 @@ def _turn(one: SideBySide, tokenizer: Tokenizer) -> Element:
 
 
 def _written(answer: SideAnswer, tokenizer: Tokenizer) -> Iterator[Element | str]:
-    """Yield an answer's text as parts of HTML, with the cloud's tokens marked."""
     for token in answer.tokens:
         ends = token.id in tokenizer.eos_ids
         if token.source == "edge" or not (token.text or ends):
@@ -390,15 +355,12 @@ def _written(answer: SideAnswer, tokenizer: Tokenizer) -> Iterator[Element | str
         elif token.draft in (None, token.id):
             yield _mark(token.text)
         else:
-            yield _mark(token.text or "∎", text_of(tokenizer, [token.draft]) or "∎")
+            yield _mark(token.text or "∎", systems.text_of(tokenizer, [token.draft]) or "∎")
     yield answer.text[sum(len(token.text) for token in answer.tokens) :]
 
 
 def _mark(text: str, instead_of: str | None = None) -> Element:
-    """Return the marked text of a cloud token; leading spaces stay outside of the mark.
-
-    `instead_of` is the edge's token that it replaced, shown struck out.
-    """
+    """Return the marked text of a cloud token, with the edge's that it replaced struck out."""
     bare = text.lstrip() or text
     space = text.removesuffix(bare)
     if instead_of is None:
@@ -408,7 +370,7 @@ def _mark(text: str, instead_of: str | None = None) -> Element:
 
 
 def _el(tag: str, *children: Element | str, **attributes: str) -> Element:
-    """Return an HTML element for `tag`, "NAME" or "NAME.CLASSES"; strings become text in it."""
+    """Return an HTML element for `tag`, "NAME" or "NAME.CLASSES"."""
     name, _, its_class = tag.partition(".")
     node = Element(name, attributes | ({"class": its_class} if its_class else {}))
     for child in children:
@@ -422,18 +384,8 @@ def _el(tag: str, *children: Element | str, **attributes: str) -> Element:
 
 
 def _require_writable(path: Path | None) -> None:
-    """Raise `UsageError`, before any work is done, if no file can be written at `path`."""
-    if path is None:
-        return
-    place, folder = path if path.exists() else path.parent, path.is_dir()
-    if folder or not path.parent.is_dir() or not os.access(place, os.W_OK):
-        why = "it is a folder" if folder else "there is no such folder, or it is write-protected"
+    if path and path.is_dir():
+        raise UsageError(f"{str(path)!r} cannot be written: it is a folder.")
+    if path and not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "there is no such folder, or it is write-protected"
         raise UsageError(f"{str(path)!r} cannot be written: {why}.")
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a text file in UTF-8. Raises `UsageError` if it cannot be written."""
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}.") from error

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -10,7 +11,6 @@ import msgspec
 import typer
 from msgspec.structs import replace
 from rich.progress import Progress
-from rich.table import Table
 
 from edgewise import opening, pair
 from edgewise.addresses import user_path
@@ -35,7 +35,6 @@ from edgewise_lab.evaluation.plan import manifest
 from edgewise_lab.evaluation.systems import Decoded, require_room
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.named import open_task
-from edgewise_lab.tables import FigureTable
 from edgewise_lab.training.router import SHARES
 from edgewise_lab.training.spending import SpendingMeter
 from edgewise_lab.wrapped_cloud import WrappedCloud, observed
@@ -51,15 +50,8 @@ MOST_LOST = 5
     *(*MODELS, *PRIVACY, *MACHINE, "router", "price", "deadline"),
     reads=["cloud_key", "edge_key"],
     unaffected=[
-        "cloud_share",
-        "threshold",
-        "top_p",
-        "seed",
-        "speculate",
-        "on_cloud_error",
-        "on_edge_error",
-        "tier_share",
-        "tier_threshold",
+        *("cloud_share", "threshold", "top_p", "seed", "speculate"),
+        *("on_cloud_error", "on_edge_error", "tier_share", "tier_threshold"),
     ],
 )
 def tune(
@@ -76,14 +68,19 @@ def tune(
 
     With several clouds, each further cloud gets thresholds too, by its share of the tokens.
     """
-    asked = _prompts(open_task(task, data=data, check=check).first(limit), max_tokens)
+    asked = open_task(task, data=data, check=check).first(limit)
+    if len(asked.questions) < FEWEST:
+        raise UsageError(
+            f"{len(asked.questions)} prompts are too few to set a threshold by",
+            hint=f"give {FEWEST} or more",
+        )
+    if max_tokens is not None:
+        asked = replace(asked, max_tokens=max_tokens)
     meter = SpendingMeter()
     opened = pair.open_pair(replace(chosen, router=pair.NEVER), slots=2)
     hint = resume_hint("What was answered is kept: the same command goes on from there.")
     with opened as models, render.progress(hidden=json) as progress, hint:
         tuned = _tuned(chosen, models, asked, meter, progress)
-    if tuned.place is None:
-        raise UsageError("There is no folder to store thresholds in", hint="set HOME")
     found = tuned.found
     if json:
         shares = {f"{share:g}": (point.share, *point.interval) for share, point in found.items()}
@@ -91,8 +88,13 @@ def tune(
         report |= {"tiers": tuned.tiers} if tuned.tiers else {}
         print(msgspec.json.encode({**report, "left_out": tuned.lost}).decode())
         return
-    called = f"{Path(tuned.router).name} for {tuned.models}"
-    render.show(_table(found, f"{called}, {len(asked.questions)} prompts"))
+    lines = [
+        [f"{share:.0%}", f"{point.threshold:.6f}", tables.share(point.share, point.interval)]
+        for share, point in found.items()
+    ]
+    title = f"{Path(tuned.router).name} for {tuned.models}, {len(asked.questions)} prompts"
+    table = tables.FigureTable(title, ["cloud share", "threshold", "realised"], lines)
+    render.show(shared.drawn(table))
     _tell(tuned, meter, chosen, models.both()[1].verifies)
     render.out.print(
         f"run, chat and serve begin from these with this pair and router ({tuned.place})."
@@ -101,10 +103,9 @@ def tune(
 
 
 class _Tuned(NamedTuple):
-    """What tuning found for a pair: thresholds by cloud share, with what they realised.
+    """What tuning found for a pair, by cloud share, and stored in the file `place`.
 
-    `tiers` has the thresholds of each further cloud, `place` is the file where they are stored,
-    `lost` maps the ids of prompts at which the cloud failed to the reasons.
+    `tiers` is of each further cloud; `lost` maps prompts at which the cloud failed to the reasons.
     """
 
     router: str
@@ -112,7 +113,7 @@ class _Tuned(NamedTuple):
     found: Mapping[float, Calibrated]
     thresholds: Mapping[str, float]
     tiers: Mapping[str, Mapping[str, float]]
-    place: Path | None
+    place: Path
     lost: Mapping[str, str]
 
 
@@ -144,6 +145,8 @@ def _tuned(
     found = thresholds_for(SHARES, answers)
     thresholds = {f"{share:g}": point.threshold for share, point in found.items()}
     place = keep_tuned(edge, identity, opening.nearest_cloud(chosen), thresholds)
+    if place is None:
+        raise UsageError("There is no folder to store thresholds in", hint="set HOME")
     start = thresholds.get(f"{opening.DEFAULT_SHARE:g}", 1.0)
     tiers = _tiers(named, router, asked, edge, clouds, start, progress)
     if file:
@@ -155,7 +158,7 @@ def _tuned(
 def _file(
     chosen: Settings, asked: Task, edge: EdgeModel, cloud: CloudModel, identity: str
 ) -> Path | None:
-    """Return the file that keeps answers until the thresholds are set; None without a cache."""
+    """Return the file that keeps answers until all thresholds are set; None without a cache."""
     if (folder := user_path("cache", "tuning")) is None:
         return None
     # The settings say which words leave, and how the models were loaded.
@@ -190,15 +193,16 @@ def _tiers(
 ) -> dict[str, Mapping[str, float]]:
     """Set and store the thresholds of each further cloud; return them by its name and share.
 
-    The clouds before it answer the prompts, the nearest one at the router's `threshold`. A share's
-    threshold is the uncertainty that the cloud just before reaches at that fraction of all tokens.
+    The clouds before it answer, the nearest one at the router's `threshold`. A share's threshold is
+    the uncertainty that the cloud just before reaches at that fraction of all tokens.
     """
     found: dict[str, Mapping[str, float]] = {}
     policy = Policy(threshold=threshold, deadline=settings.deadline, on_cloud_error="raise")
     for place in range(1, len(clouds)):
         done = counted(progress, "answers with a further cloud", len(task.questions))
         scores: list[float] = []
-        heard = [*clouds[: place - 1], _scored(clouds[place - 1], scores), *clouds[place:]]
+        scored = WrappedCloud(clouds[place - 1], observed(partial(_note, scores)))
+        heard = [*clouds[: place - 1], scored, *clouds[place:]]
         tiers = opening.make_tiers(replace(settings, tier_threshold=None), heard, edge)
         decoder = Decoder(edge, router=router, policy=policy, tiers=tiers[:place])
         system, tokens = Decoded(decoder, task.max_tokens), 0
@@ -215,29 +219,6 @@ def _tiers(
     return found
 
 
-def _scored(cloud: CloudModel, scores: list[float]) -> CloudModel:
-    """Return `cloud` wrapped: for each token it adds its uncertainty (0 to 1) to `scores`."""
-
-    def seen(_: int, completion: Completion) -> None:
-        score = unsure(completion)
-        scores.extend([UNKNOWN if score is None else score] * len(completion.ids))
-
-    return WrappedCloud(cloud, observed(seen))
-
-
-def _prompts(task: Task, max_tokens: int | None) -> Task:
-    if len(task.questions) < FEWEST:
-        raise UsageError(
-            f"{len(task.questions)} prompts are too few to set a threshold by",
-            hint=f"give {FEWEST} or more",
-        )
-    return task if max_tokens is None else replace(task, max_tokens=max_tokens)
-
-
-def _table(found: Mapping[float, Calibrated], title: str) -> Table:
-    lines = [
-        [f"{share:.0%}", f"{point.threshold:.6f}", tables.share(point.share, point.interval)]
-        for share, point in found.items()
-    ]
-    head = ["cloud share", "threshold", "realised"]
-    return shared.drawn(FigureTable(title, head, lines))
+def _note(scores: list[float], _: int, completion: Completion) -> None:
+    score = unsure(completion)
+    scores.extend([UNKNOWN if score is None else score] * len(completion.ids))

@@ -1,7 +1,6 @@
-"""A simulated cloud model that verifies passages (several sentences) sentence by sentence.
+"""A simulated chat model that verifies passages sentence by sentence, from a cloud's scores.
 
-It stands for a chat model, which would judge the text, but computes its verdicts from a cloud model
-that scores tokens. So an evaluation can tell what verifying sentences, not tokens, costs.
+So an evaluation can tell what verifying sentences, not tokens, costs.
 """
 
 from collections.abc import Sequence
@@ -24,9 +23,8 @@ AT_ONCE, MOST = 16, 128
 class AbleReader(CloudModel):
     """A cloud model that accepts sentences, and rewrites the first one that it rejects.
 
-    It asks another cloud model, `cloud`. A sentence is rejected if it has a token that `cloud`
-    would not write itself and finds less than `RATIO` times as probable as its likeliest token.
-    `cloud` must be able to verify tokens and have the edge's vocabulary, that of `tokenizer`.
+    A sentence is rejected if it has a token that `cloud`, which verifies tokens, would not write
+    itself and finds less than `RATIO` times as probable as its likeliest token.
     """
 
     reads_passages = verifies = True

@@ -31,11 +31,7 @@ SETTLED = 0.03
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """A calibrated threshold, with figures of the pair's answers to the calibration questions.
-
-    `share` is the cloud share of these answers, `interval` its 95% interval (low, high), found by
-    resampling the questions.
-    """
+    """A threshold with the cloud share that it realised and that share's 95% interval."""
 
     threshold: float
     share: float
@@ -43,11 +39,9 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """An answer, made at `threshold`, with the range of thresholds that would give the same answer.
+    """An answer, made at `threshold`; any above `low` and up to `high` would give the same.
 
-    `scores` are the router's scores of the answer's tokens, ascending. At any threshold above `low`
-    and up to `high` each score falls on the same side, so every decision, token and later score
-    would be the same.
+    `scores` are the router's scores of its tokens, ascending: there each falls on the same side.
     """
 
     outcome: Outcome
@@ -56,13 +50,11 @@ class Standing(msgspec.Struct, frozen=True):
 
     @property
     def low(self) -> float:
-        """The largest score below the threshold, or minus infinity."""
         kept = bisect_left(self.scores, self.threshold)  # those at or above it are consulted
         return self.scores[kept - 1] if kept else -np.inf
 
     @property
     def high(self) -> float:
-        """The smallest score at or above the threshold, or infinity."""
         kept = bisect_left(self.scores, self.threshold)
         return self.scores[kept] if kept < len(self.scores) else np.inf
 
@@ -79,7 +71,6 @@ class Realised(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> float:
-        """The cloud share of all these answers together."""
         return cloud_share(self.outcomes)
 
     def scores(self, low: float, high: float) -> NDArray[np.float64]:
@@ -89,10 +80,7 @@ class Realised(msgspec.Struct, frozen=True):
 
 
 class Answers:
-    """The greedy answers of a pair at fixed thresholds, each made only once.
-
-    An answer is reused for every threshold that would give the same answer (`Standing`).
-    """
+    """The greedy answers of a pair at fixed thresholds, reused where they would be the same."""
 
     def __init__(
         self,
@@ -109,10 +97,9 @@ class Answers:
     ) -> None:
         """Prepare to answer the questions of `task` in `workers` threads.
 
-        `deadline` is in seconds a consult (a request to the cloud model). Answers that an earlier
-        run wrote to `file` are reused, and new ones appended without their text. Up to `may_lose`
-        questions at which the cloud fails are left out and noted in `lost` (question id to reason);
-        one more raises the `CloudError`.
+        `deadline` is in seconds a consult. Answers that an earlier run wrote to `file` are reused,
+        and new ones appended without their text. Up to `may_lose` questions at which the cloud
+        fails are left out and noted in `lost` (id to reason); one more raises the `CloudError`.
         """
         self._router, self._task = router, task
         self._edge, self._cloud, self._deadline = edge, cloud, deadline
@@ -125,21 +112,20 @@ class Answers:
             self._made[standing.outcome.question].append(standing)
 
     def expect(self, shares: int) -> None:
-        """Update the estimate of how many answers will be made in all, for progress bars.
-
-        `shares` is the number of cloud shares whose thresholds are still to be found.
-        """
+        """Estimate how many answers so many cloud shares still take, for progress bars."""
         self._expected = self._count + round(shares * _EACH * len(self._task.questions))
 
     def at(self, threshold: float) -> Realised:
-        """Return the pair's answers at this threshold to all questions, newly made or reused.
+        """Return the pair's answers at this threshold, without the questions in `lost`.
 
-        A question at which the cloud fails is left out, and not tried again in later calls. Raises
-        a `CloudError` if there are more than `may_lose` such questions.
+        Raises a `CloudError` if these are more than `may_lose`.
         """
         decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
         system = Decoded(decoder, self._task.max_tokens)
-        known = {question.id: self._known(question, threshold) for question in self._task.questions}
+        known = {
+            name: next((one for one in made if one.low < threshold <= one.high), None)
+            for name, made in self._made.items()
+        }
         missing = [one for one in self._task.questions if known[one.id] is None]
         self._expected = max(self._expected, self._count + len(missing))
 
@@ -149,10 +135,6 @@ class Answers:
         wanted = [question for question in missing if question.id not in self.lost]
         side_by_side(make, wanted, self._workers)
         return Realised(threshold, tuple(one for one in known.values() if one))
-
-    def _known(self, question: Question, threshold: float) -> Standing | None:
-        made = self._made[question.id]
-        return next((one for one in made if one.low < threshold <= one.high), None)
 
     def _make(self, system: Decoded, question: Question, threshold: float) -> Standing | None:
         try:
@@ -177,14 +159,13 @@ class Answers:
 def thresholds_for(
     shares: Sequence[float], answers: Answers, rounds: int = ROUNDS
 ) -> dict[float, Calibrated]:
-    """Find a threshold for each cloud share in `shares`; return a `Calibrated` for each, by share.
+    """Find a threshold for each cloud share in `shares`; return them by share.
 
     A token of the cloud changes the scores of all tokens after it, so the share at a threshold is
     known only from answers made with it. The search keeps the nearest thresholds with too large and
-    with too small a share, and tries one between them, chosen by the scores that were seen there.
-    It ends when a share is within the fraction `SETTLED` of the one wanted, no score lies between
-    the two, or `rounds` thresholds were tried for this share; it takes the threshold with the
-    nearest share. All shares reuse the same answers.
+    with too small a share, and tries one between them, chosen by the scores that were seen there,
+    until a share is within `SETTLED` of the one wanted, no score lies between the two, or `rounds`
+    were tried; it takes the nearest. All shares reuse the same answers.
     """
     answers.expect(len(shares))
     points = [answers.at(1.0)]
@@ -217,10 +198,7 @@ def _nearest(points: Sequence[Realised], share: float) -> Realised:
 
 
 def _bracket(points: Sequence[Realised], share: float) -> tuple[Realised | None, Realised | None]:
-    """Return the point of highest threshold whose share exceeds `share`, and the next above it.
-
-    The first is None if no point's share does, the second if no point has a higher threshold.
-    """
+    """Return the point of highest threshold whose share exceeds `share`, and the next above it."""
     high = None
     for point in sorted(points, key=lambda point: -point.threshold):
         if point.share > share:
@@ -233,8 +211,7 @@ def _between(low: Realised | None, high: Realised, share: float, *, halve: bool)
     """Return a threshold between two points, where answers change; None if there is none.
 
     Each score between them means one more consult than at `high`, so their rank tells about where
-    `share` lies; with `halve` their median is taken. Thresholds up to the lowest of these scores
-    realise the share of `low`, and those above the highest the share of `high`.
+    `share` lies; with `halve` their median is taken.
     """
     start = 0.0 if low is None else low.threshold
     pools = [point.scores(start, high.threshold) for point in (low, high) if point is not None]
@@ -252,15 +229,9 @@ def _calibrated(point: Realised) -> Calibrated:
     """Return a short threshold at which all answers of this point stay the same."""
     low = max(0.0, *(one.low for one in point.answers))
     high = min(1.0, *(one.high for one in point.answers))
-    outcomes = point.outcomes
-    return Calibrated(
-        _shortest(low, high),
-        point.share,
-        ratio_interval(
-            [o.cloud_tokens + o.wasted_tokens for o in outcomes],
-            [o.output_tokens for o in outcomes],
-        ),
-    )
+    asked = [o.cloud_tokens + o.wasted_tokens for o in point.outcomes]
+    interval = ratio_interval(asked, [o.output_tokens for o in point.outcomes])
+    return Calibrated(_shortest(low, high), point.share, interval)
 
 
 def _shortest(low: float, high: float) -> float:

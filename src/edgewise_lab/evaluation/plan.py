@@ -23,7 +23,7 @@ from edgewise.routers.card import RouterCard
 from edgewise.routers.named import identity_named, router_named
 from edgewise_lab.evaluation.able_reader import AbleReader
 from edgewise_lab.evaluation.calibration import Answers, Calibrated, thresholds_for
-from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED, Figures, Row
+from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED, Row
 from edgewise_lab.evaluation.store import Cell, Store, run
 from edgewise_lab.evaluation.systems import (
     AsServed,
@@ -67,10 +67,8 @@ _Part = tuple[int, Callable[[], dict[Cell, list[Outcome]]]]
 class Contender(msgspec.Struct, frozen=True):
     """A router that takes part in an evaluation.
 
-    `name` is shown in the figures, `card` is the router's model card (config.json). `identity` is a
-    digest that distinguishes this router from all others (`router_identity`): outcomes are stored
-    under it, and not stored if it is None. `served` maps cloud shares to the policies (rules
-    for asking the cloud) that `edgewise serve` would use for them.
+    Outcomes are stored under its digest `identity` (`router_identity`), and not at all if that is
+    None. `served` maps cloud shares to the policies that `edgewise serve` would use for them.
     """
 
     name: str
@@ -85,26 +83,26 @@ class Contender(msgspec.Struct, frozen=True):
         find: Callable[[Sequence[float]], Mapping[float, Calibrated]],
         store: Store | None = None,
     ) -> dict[float, float]:
-        """Return the threshold for each cloud share in `shares`.
+        """Return the threshold for each cloud share: of the router's card, of `store`, or found.
 
-        Each comes from the router's card, else from `store` (None: nothing is stored). `find` is
-        called once with the shares that have neither; the thresholds that it returns are stored.
+        `find` is called once with the shares that lack one; what it returns is stored.
         """
         store, identity = store or Store(None, {}), self.identity or ""
-        cells = {share: Cell(self.name, share) for share in shares}
-        known = {share: self.card.threshold(share) if self.card else None for share in shares}
-        for share, cell in cells.items():
-            if known[share] is None:
-                known[share] = store.threshold(cell, identity)
-        lacking = [share for share in shares if known[share] is None]
+        known: dict[float, float] = {}
+        for share in shares:
+            held = self.card.threshold(share) if self.card else None
+            held = store.threshold(Cell(self.name, share), identity) if held is None else held
+            if held is not None:
+                known[share] = held
+        lacking = [share for share in shares if share not in known]
         for share, point in find(lacking).items() if lacking else ():
-            store.set_threshold(cells[share], point.threshold, identity)
+            store.set_threshold(Cell(self.name, share), point.threshold, identity)
             known[share] = point.threshold
-        return {share: threshold for share, threshold in known.items() if threshold is not None}
+        return {share: known[share] for share in shares}
 
 
 def contender_named(name: str) -> Contender:
-    """Return the untrained router `name` as a `Contender`. Raises `UsageError` for any other."""
+    """Return the untrained router `name`. Raises `UsageError` for any other."""
     return Contender(name, router_named(name), identity=identity_named(name))
 
 
@@ -125,11 +123,9 @@ class Evaluation:
     ) -> None:
         """Prepare to answer `task`; thresholds are set on the questions of `calibration`.
 
-        `deadline` is the time for one consult (a request to the cloud model), in seconds; None
-        leaves it to `Policy`. `done` is called for each answer. `workers` is the number of threads
-        that answer in parallel; each model must have as many sessions.
-
-        Raises `ContextOverflow` for a question that leaves no room for an answer.
+        `deadline` is in seconds a consult (None: `Policy`'s). `done` is called for each answer.
+        Each model must have sessions for `workers` threads. Raises `ContextOverflow` for a question
+        that leaves no room for an answer.
         """
         for asked in (task, calibration):
             require_room(asked, edge, cloud)
@@ -145,14 +141,11 @@ class Evaluation:
         shares: Sequence[float],
         systems: Collection[str] = SYSTEMS,
     ) -> dict[Cell, list[Outcome]]:
-        """Answer all questions with the `systems`; return the outcomes of each.
+        """Answer all questions with the `systems`; return the outcomes of each, in report order.
 
-        The keys are `Cell`s (system, target cloud share), in the order of the report. `contenders`
-        are the routers to compare, `shares` the target cloud shares (for the system "served", those
-        in `Contender.served`). Stored outcomes are reused. A system is left out if the cloud or the
-        task does not allow it ("verify" if the cloud cannot). Edge alone and cloud alone are in the
-        result even if not in `systems`: each if an earlier run stored all its outcomes, and cloud
-        alone also if the right answers are unknown, since its answers then stand in for them.
+        `contenders` are the routers to compare. Stored outcomes are reused. A system that the cloud
+        does not allow is left out. Edge alone and cloud alone are added if an earlier run stored
+        all their outcomes, and cloud alone if its answers stand in for unknown right ones.
         """
         found: dict[Cell, list[Outcome]] = {}
         for _, make in self._parts(contenders, shares, systems, found):
@@ -165,7 +158,7 @@ class Evaluation:
         shares: Sequence[float],
         systems: Collection[str] = SYSTEMS,
     ) -> int:
-        """Return how many answers `run` takes: stored ones count, those of calibration do not."""
+        """Return how many answers `run` takes, stored ones too, without those of calibration."""
         parts = self._parts(contenders, shares, systems, {})
         return sum(count for count, _ in parts) * len(self.task.questions)
 
@@ -206,8 +199,7 @@ class Evaluation:
     def alone(self, cells: Collection[Cell] = (EDGE, CLOUD)) -> dict[Cell, list[Outcome]]:
         """Return the outcomes of edge alone (`EDGE`) and cloud alone (`CLOUD`), if in `cells`.
 
-        With `CLOUD`, the cloud model's replies replace unknown right answers in `self.task`, by
-        which all later systems are graded.
+        The cloud's replies replace unknown right answers, by which later systems are graded.
         """
         tokens = self.task.max_tokens
         found: dict[Cell, list[Outcome]] = {cell: [] for cell in (EDGE, CLOUD) if cell in cells}
@@ -227,9 +219,8 @@ class Evaluation:
     ) -> dict[Cell, list[Outcome]]:
         """Return the outcomes of a router under `edgewise serve`, for each share in its `served`.
 
-        As there, all answers at one share draw on one budget of cloud tokens, so each depends on
-        those before it. An interrupted run resumes with the budget that it stored. `cloud` replaces
-        the evaluation's cloud model.
+        As there, all answers at one share draw on one budget, which an interrupted run has stored.
+        `cloud` replaces the evaluation's cloud model.
         """
         found: dict[Cell, list[Outcome]] = {}
         store, router = self._store_of(contender), contender.identity or ""
@@ -246,26 +237,19 @@ class Evaluation:
     def verified(
         self, shares: Sequence[float], name: str = VERIFY, cloud: CloudModel | None = None
     ) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes where the cloud model verifies draft tokens, for each cloud share.
-
-        The share is kept by a budget of cloud tokens. The keys name the system `name` + `SERVED`.
-        `cloud` replaces the evaluation's cloud model; the one used must be able to verify.
-        """
+        """Return the outcomes where the cloud verifies within a budget, for each cloud share."""
         by_share = {share: replace(self._verifying, cloud_share=share) for share in shares}
         return self.served(Contender(name, READS_ALONG, identity=name, served=by_share), cloud)
 
     def exact(self) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes where the cloud verifies, replacing all tokens it would not write."""
+        """Return the outcomes where the cloud replaces all tokens that it would not write."""
         policy = replace(self._verifying, verify="exact")
         decoder = Decoder(self.edge, router=READS_ALONG, policy=policy, cloud=self.cloud)
         return {EXACT: self._cell(EXACT, Decoded(decoder, self.task.max_tokens).answer)}
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of a router with one fixed threshold for each cloud share.
-
-        Thresholds that neither its card nor an earlier run has are calibrated first.
-        """
-        identity, store = contender.identity, self._store_of(contender)
+        """Return the outcomes of a router with one fixed threshold for each cloud share."""
+        store, router = self._store_of(contender), contender.identity or ""
         found: dict[Cell, list[Outcome]] = {}
         answers = Answers(
             contender.router,
@@ -276,75 +260,62 @@ class Evaluation:
             workers=self._workers,
         )
         find = partial(thresholds_for, answers=answers)
+        pair = partial(paired, self.edge, contender.router, cloud=self.cloud)
         for share, threshold in contender.thresholds(shares, find, store).items():
             cell = Cell(contender.name, share)
-            system = Decoded(
-                paired(self.edge, contender.router, threshold, self.cloud, deadline=self.deadline),
-                self.task.max_tokens,
-            )
-            found[cell] = self._cell(cell, system.answer, store=store, router=identity or "")
+            decoder = pair(threshold, deadline=self.deadline)
+            answer = Decoded(decoder, self.task.max_tokens).answer
+            found[cell] = self._cell(cell, answer, store=store, router=router)
         return found
 
     def _cell(
         self, cell: Cell, answer: Callable[[Question], Outcome], **options: Any
     ) -> list[Outcome]:
-        """Return every question's outcome; stored ones are graded by today's code."""
         options = {"store": self.store, "workers": self._workers, **options}
         questions = self.task.questions
         found = run(cell, answer, questions, done=self._done, **options)
         return [as_graded_today(*both) for both in zip(questions, found, strict=True)]
 
     def _kept(self, cell: Cell) -> bool:
-        """Whether an earlier run has stored all outcomes of the cell."""
         return all(self.store.get(cell, question) for question in self.task.questions)
 
     def _store_of(self, contender: Contender) -> Store:
-        """Return the store of a router's outcomes; without an identity nothing is stored."""
         return Store(None, {}) if contender.identity is None else self.store
 
 
 def systems_named(named: str | None, *, kept: bool) -> Sequence[str]:
-    """Return the names of the systems to run: those in `named`, separated by commas, or a default.
+    """Return the systems `named`, separated by commas; None stands for all but "passages".
 
-    The default (`named` is None) is all systems but "passages", a simulated cloud that judges whole
-    sentences. `kept` says whether answers are stored in a folder.
-
-    Raises `UsageError` for an unknown system, and, unless answers are kept, for names without
-    "edge" and "cloud": all figures need these two.
+    Raises `UsageError` for an unknown one, and without "edge" and "cloud", which all figures need,
+    unless answers are `kept` in a folder.
     """
     if named is None:
         return _ALL
     systems = [name.strip() for name in named.split(",")]
-    why = hint = ""
     if unknown := set(systems) - set(SYSTEMS):
         why, hint = f"There is no system {min(unknown)!r}", f"choose from {', '.join(SYSTEMS)}"
-    elif not kept and not {EDGE.system, CLOUD.system} <= set(systems):
-        why, hint = "Figures need edge and cloud", "name them too, or keep the answers in a folder"
-    if why:
         raise UsageError(why, hint=hint, setting="systems")
+    if not kept and not {EDGE.system, CLOUD.system} <= set(systems):
+        hint = "name them too, or keep the answers in a folder"
+        raise UsageError("Figures need edge and cloud", hint=hint, setting="systems")
     return systems
 
 
 def manifest(
     task: Task, calibration: Task, edge: EdgeModel, cloud: CloudModel
 ) -> dict[str, object]:
-    """Return a dict that identifies what all outcomes depend on: questions, contexts and models.
+    """Return what identifies all that outcomes depend on: questions, contexts and models.
 
-    Its keys are those of `described`, "edge" and "cloud". Runs with equal manifests may share a
-    folder of results. Call `cloud.check_vocabulary` first: until then the identity of a cloud model
-    in another process is incomplete.
+    Call `cloud.check_vocabulary` first, which completes the identity of a cloud elsewhere.
     """
     models = {"edge": edge.fingerprint(), "cloud": cloud_identity(cloud)}
     return {**described(task, calibration, contexts_of(edge, cloud)), **models}
 
 
 def described(task: Task, calibration: Task, contexts: Sequence[int]) -> dict[str, object]:
-    """Return the part of a manifest that identifies the questions of both tasks and `contexts`.
-
-    Its keys are "format" (version of stored results), "task" (name) and "questions" (SHA-256), and
-    "contexts" (in tokens) unless all are `DEFAULT_CONTEXT`, so that older folders still match.
-    """
+    """Return the part of a manifest that identifies the questions of both tasks and `contexts`."""
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
+    # Left out as folders of before contexts were kept have it.
     held = {} if {*contexts} == {DEFAULT_CONTEXT} else {"contexts": contexts}
     return {"format": 3, "task": task.name, "questions": digest, **held}
 
@@ -352,32 +323,36 @@ def described(task: Task, calibration: Task, contexts: Sequence[int]) -> dict[st
 FAR = 0.25
 """Relative error beyond which a realised cloud share counts as missed."""
 
-AGREEMENT = (
-    "The questions come without answers: right means here that an answer agrees with the cloud's "
-    "own."
-)
-
 
 def warnings(task: Task, contenders: Sequence[Contender], table: Sequence[Row]) -> list[str]:
     """Return warnings about the figures in `table`, one sentence each.
 
-    They tell of routers of `contenders` that were trained or calibrated on another task, of systems
-    that missed their cloud share, and of questions without a reference answer. A share is missed if
-    its whole 95 % interval lies above 1.25 times, or below 0.75 times (`FAR`), the share asked for.
-    The system "query-level", in which the cloud writes whole answers, is not checked: there the
-    share asked for is only an upper limit.
+    They tell of routers that were made for another task, of systems whose cloud share is off over
+    its whole interval, and of questions without answers.
     """
-    sentences = [] if task.known else [AGREEMENT]
-    sentences += [_made_for_others(task, contender) for contender in contenders]
-    figures = [row.overall for row in table]
-    for system in dict.fromkeys(one.system for one in figures if one.system != QUERY_LEVEL):
-        sentences.append(_missed([one for one in figures if one.system == system]))
-    return [sentence for sentence in sentences if sentence]
+    sentences: list[str] = []
+    if not task.known:
+        how = "right means here that an answer agrees with the cloud's own"
+        sentences.append(f"The questions come without answers: {how}.")
+    sentences += filter(None, (_made_for_others(task, contender) for contender in contenders))
+    missed: dict[str, list[str]] = {}
+    for one in (row.overall for row in table):
+        low, high = one.cloud_share_interval
+        # Whole answers take the share asked for as an upper limit.
+        asked = None if one.system == QUERY_LEVEL else one.cloud_share_asked
+        if asked is not None and (low > (1 + FAR) * asked or high < (1 - FAR) * asked):
+            off = f"{one.cloud_share:.1%} where {asked:.0%} was asked for"
+            missed.setdefault(one.system, []).append(off)
+    for system, off in missed.items():
+        why = "its scores are spread otherwise here than where its thresholds were set"
+        if system == VERIFY + SERVED:
+            why = "its share holds over more answers than these"
+        sentences.append(f"{system} realised a cloud share of {', '.join(off)}: {why}.")
+    return sentences
 
 
 def _made_for_others(task: Task, contender: Contender) -> str | None:
-    card = contender.card
-    if card is None:
+    if (card := contender.card) is None:
         return None
     # "NAME, 4500 questions", as training writes it.
     for verb, made in (("trained", card.trained_on), ("calibrated", card.calibrated_on)):
@@ -388,22 +363,3 @@ def _made_for_others(task: Task, contender: Contender) -> str | None:
                 "edgewise train makes a router."
             )
     return None
-
-
-def _missed(points: Sequence[Figures]) -> str | None:
-    off = [
-        f"{one.cloud_share:.1%} where {one.cloud_share_asked:.0%} was asked for"
-        for one in points
-        if one.cloud_share_asked is not None and _is_far(one, one.cloud_share_asked)
-    ]
-    if not off:
-        return None
-    why = "its scores are spread otherwise here than where its thresholds were set"
-    if points[0].system == VERIFY + SERVED:
-        why = "its share holds over more answers than these"
-    return f"{points[0].system} realised a cloud share of {', '.join(off)}: {why}."
-
-
-def _is_far(figures: Figures, asked: float) -> bool:
-    low, high = figures.cloud_share_interval
-    return low > (1 + FAR) * asked or high < (1 - FAR) * asked

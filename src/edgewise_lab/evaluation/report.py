@@ -1,7 +1,6 @@
-"""Figures of an evaluation's outcomes, with 95% intervals: accuracy, cloud share, gap recovered.
+"""Figures of an evaluation's outcomes, with 95% intervals.
 
-The gap is the accuracy of the cloud model alone minus that of the edge model alone. *Gap recovered*
-is the fraction of it that a system gains over the edge alone.
+The gap is the accuracy of the cloud alone minus that of the edge alone.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,13 +9,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from edgewise_lab.evaluation.statistics import (
-    Interval,
-    difference_interval,
-    gap_recovered,
-    mean_interval,
-    ratio_interval,
-)
+from edgewise_lab.evaluation import statistics
+from edgewise_lab.evaluation.statistics import Interval
 from edgewise_lab.evaluation.store import Cell
 from edgewise_lab.evaluation.systems import Outcome, changed_share, cloud_share, total
 
@@ -32,20 +26,13 @@ Grade = Callable[[Outcome], bool]
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one system on some questions; rates are fractions, intervals 95% intervals.
 
-    `interval` belongs to `accuracy`, `gain_interval` to the accuracy minus that of the edge alone.
-    `worse` is the fraction of questions that the edge alone has right and this system wrong.
-    `gap_recovered` is None if the cloud alone is no better than the edge alone. Fields with
-    `strict_` are by strict grading, which also wants the requested format. `to_read` counts replies
-    that a person must grade; no accuracy includes them.
+    `interval` belongs to `accuracy`, `gain_interval` to the accuracy minus the edge's. `worse` is
+    the fraction that the edge alone has right and this system wrong; `gap_recovered` is None
+    without a gap; `strict_...` is by strict grading. Replies `to_read` are in no accuracy.
 
-    `cut` is the fraction of replies that end at the maximum length or at a full context.
-    `cloud_calls` counts the answered requests to the cloud, `failed_calls` the others; sums of
-    `cloud_tokens`, `wasted_tokens` and `written` are as in `Outcome`. `changed` is a mean per
-    answered request: how many tokens the cloud wrote in place of different ones of the edge's.
-    `prompt_cached` and `prompt_computed` count the cloud's prompt tokens as its engine reports them
-    (None: not reported). `cloud_work` is the prompt tokens that the cloud computed plus the tokens
-    that it wrote, as a fraction of the same sum for the cloud alone. `difference` is the accuracy
-    minus that of the report's main system, if there is one.
+    Counts are sums over `Outcome`s; `cut` and `changed` (tokens a consult) are means. `cloud_work`
+    is prompt tokens computed + tokens written, over the same sum for the cloud alone. None: the
+    engine has no meter. `difference` is the accuracy minus that of the report's main system.
     """
 
     system: str
@@ -91,10 +78,9 @@ class Row(msgspec.Struct, frozen=True):
 
 
 def rows(found: Outcomes, main: Cell | None = None) -> list[Row]:
-    """Return a row of figures for every system in `found`, in its order.
+    """Return a row of figures for every system in `found`, which has edge alone and cloud alone.
 
-    `found` must contain the outcomes of edge alone and cloud alone. With `main`, a key of `found`,
-    the figures also have the difference in accuracy to that system.
+    With `main`, a key of `found`, they also have the difference in accuracy to that system.
     """
     judged = list(dict.fromkeys(one.family for one in found[EDGE] if not one.to_read))
     return [
@@ -107,7 +93,6 @@ def rows(found: Outcomes, main: Cell | None = None) -> list[Row]:
 
 
 def _figures(cell: Cell, found: Outcomes, main: Cell | None, family: str | None = None) -> Figures:
-    """Return the figures of one cell on a family of questions, or on all."""
     own = {
         which: [o for o in found[which] if family in (None, o.family)]
         for which in (cell, EDGE, CLOUD, main)
@@ -128,7 +113,7 @@ def _figures(cell: Cell, found: Outcomes, main: Cell | None, family: str | None 
         **lenient,
         **{f"strict_{name}": figure for name, figure in strict.items()},
         cloud_share=cloud_share(outcomes),
-        cloud_share_interval=ratio_interval(asked, output),
+        cloud_share_interval=statistics.ratio_interval(asked, output),
         cloud_tokens=sum(o.cloud_tokens for o in outcomes),
         wasted_tokens=sum(o.wasted_tokens for o in outcomes),
         written=_written(outcomes),
@@ -142,34 +127,36 @@ def _figures(cell: Cell, found: Outcomes, main: Cell | None, family: str | None 
     )
 
 
-def _read(found: Outcomes, cell: Cell, main: Cell | None, grade: Grade) -> dict[str, Any]:
+def _read(
+    found: Outcomes, cell: Cell, main: Cell | None, grade: Callable[[Outcome], bool]
+) -> dict[str, Any]:
     """Return the fields of `Figures` that depend on how answers are graded, here by `grade`."""
     edge, right, cloud, rival = (
         [grade(o) for o in found[which] if not o.to_read]
         for which in (EDGE, cell, CLOUD, main or EDGE)
     )
-    recovered = gap_recovered(edge, right, cloud)
+    recovered = statistics.gap_recovered(edge, right, cloud)
     return {
         "accuracy": sum(right) / len(right),
-        "interval": mean_interval(right),
-        "gain_interval": difference_interval(right, edge),
+        "interval": statistics.mean_interval(right),
+        "gain_interval": statistics.difference_interval(right, edge),
         "worse": sum(e and not r for e, r in zip(edge, right, strict=True)) / len(right),
         "gap_recovered": recovered[0] if recovered else None,
         "gap_interval": recovered[1] if recovered else None,
         "difference": (sum(right) - sum(rival)) / len(right) if main else None,
-        "difference_interval": difference_interval(right, rival) if main else None,
+        "difference_interval": statistics.difference_interval(right, rival) if main else None,
     }
 
 
 def _work(outcomes: Sequence[Outcome]) -> int | None:
-    """Return the prompt tokens that the cloud computed plus the tokens that it wrote."""
     computed = total(o.computed for o in outcomes)
     return None if computed is None else computed + _written(outcomes)
 
 
 def _written(outcomes: Sequence[Outcome]) -> int:
-    own = (o.cloud_tokens + o.wasted_tokens if o.written is None else o.written for o in outcomes)
-    return sum(own)
+    return sum(
+        o.cloud_tokens + o.wasted_tokens if o.written is None else o.written for o in outcomes
+    )
 
 
 def as_json(
@@ -180,11 +167,9 @@ def as_json(
     warnings: Sequence[str] = (),
     main: Cell | None = None,
 ) -> str:
-    """Return the figures as JSON text: those of each system, with those of each family in them.
+    """Return the figures of each system as JSON text, with those of each family in them.
 
-    `measure` in it is "agreement" if the right answers are not `known` and the cloud's own replies
-    took their place. `warnings` are sentences on why a figure may mislead, and `main` is the system
-    that differences are to. A missing bound of an interval is null.
+    `measure` is "agreement" if the right answers are not `known`: the cloud's took their place.
     """
     told = {
         "task": task,

@@ -1,59 +1,49 @@
-"""95 % intervals (low, high) by paired bootstrap: `seed` draws 10,000 resamples of questions."""
+"""95 % intervals (low, high) by paired bootstrap: 10,000 resamples of questions, always alike."""
 
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib import import_module
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from edgewise.errors import UsageError
 
 RESAMPLES = 10_000
 
 Interval = tuple[float, float]
 
 
-def mean_interval(right: Sequence[float], *, seed: int = 0) -> Interval:
-    """Return the 95 % interval of the mean of `right`, which has a grade for each question."""
-    return interval_of(_resampled_means([right], _drawn(len(right), seed))[:, 0])
+def mean_interval(right: Sequence[float]) -> Interval:
+    return interval_of(_resampled_means([right], _drawn(len(right)))[:, 0])
 
 
-def difference_interval(
-    better: Sequence[float], worse: Sequence[float], *, seed: int = 0
-) -> Interval:
-    """Return the 95 % interval of mean(better) - mean(worse), both over the same questions."""
-    means = _resampled_means([better, worse], _drawn(len(better), seed))
+def difference_interval(better: Sequence[float], worse: Sequence[float]) -> Interval:
+    """Return the interval of mean(better) - mean(worse), over the same questions."""
+    means = _resampled_means([better, worse], _drawn(len(better)))
     return interval_of(means[:, 0] - means[:, 1])
 
 
-def ratio_interval(part: Sequence[float], whole: Sequence[float], *, seed: int = 0) -> Interval:
-    """Return the 95 % interval of sum(part) / sum(whole), both over the same questions."""
-    means = _resampled_means([part, whole], _drawn(len(part), seed))
+def ratio_interval(part: Sequence[float], whole: Sequence[float]) -> Interval:
+    """Return the interval of sum(part) / sum(whole), over the same questions."""
+    means = _resampled_means([part, whole], _drawn(len(part)))
     return interval_of(means[:, 0] / means[:, 1])
 
 
-def median_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
-    """Return the 95 % interval of the median of `values`."""
-    drawn = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
+def median_interval(values: Sequence[float]) -> Interval:
+    drawn = np.random.default_rng(0).integers(len(values), size=(RESAMPLES, len(values)))
     return interval_of(np.median(np.asarray(values, np.float64)[drawn], axis=1))
 
 
 def gap_recovered(
-    edge: Sequence[bool], pair: Sequence[bool], cloud: Sequence[bool], *, seed: int = 0
+    edge: Sequence[bool], pair: Sequence[bool], cloud: Sequence[bool]
 ) -> tuple[float, Interval] | None:
-    """Return (pair - edge) / (cloud - edge), of accuracies, and its 95 % interval.
+    """Return (pair - edge) / (cloud - edge), of accuracies, and its interval; None without a gap.
 
-    The arguments are grades of the answers to the same questions. None if the cloud is not better
-    than the edge: there is no gap to recover. Resamples without a gap widen the interval on both
-    sides. If they are more than 2.5 % of all, both its ends are infinite.
+    Resamples without a gap widen the interval on both sides: above 2.5 % its ends are infinite.
     """
     answers = [edge, pair, cloud]
     found = _recovered(np.mean(answers, axis=1))
     if np.isnan(found):
         return None
-    resampled = _recovered(_resampled_means(answers, _drawn(len(edge), seed)))
+    resampled = _recovered(_resampled_means(answers, _drawn(len(edge))))
     low, _ = interval_of(np.nan_to_num(resampled, nan=-np.inf))
     _, high = interval_of(np.nan_to_num(resampled, nan=np.inf))
     return float(found), (low, high)
@@ -68,16 +58,16 @@ def _recovered(means: NDArray[np.float64]) -> NDArray[np.float64]:
 
 # All systems of a report are resampled alike, and drawing is most of the work.
 @lru_cache(maxsize=4)
-def _drawn(n: int, seed: int) -> NDArray[np.int32]:
+def _drawn(n: int) -> NDArray[np.int32]:
     """Bootstrap counts, int32[RESAMPLES, n]: how often each of n questions is drawn."""
-    rng = np.random.default_rng(seed)
-    return rng.multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(np.int32, copy=False)
+    counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+    return counts.astype(np.int32, copy=False)
 
 
 def _resampled_means(
     systems: Sequence[Sequence[float]], drawn: NDArray[np.int32]
 ) -> NDArray[np.float64]:
-    """float64[RESAMPLES, systems]: every system's mean over the same resampled questions."""
+    """float64[RESAMPLES, systems]: every system's mean over the same questions."""
     values = np.asarray(systems, np.float64).T
     return drawn @ values / len(values)
 
@@ -87,13 +77,3 @@ def interval_of(values: NDArray[np.float64]) -> Interval:
     # Not interpolated: between two infinities there is nothing.
     low, high = np.quantile(values, (0.025, 0.975), method="inverted_cdf")
     return float(low), float(high)
-
-
-def scipy_part(name: str) -> Any:
-    """Return the submodule `name` of scipy. Raises `UsageError` if scipy is not installed."""
-    try:
-        return import_module(f"scipy.{name}")
-    except ImportError as error:
-        raise UsageError(
-            "Statistics need scipy", hint="pip install scipy (the extra lab has it, too)"
-        ) from error

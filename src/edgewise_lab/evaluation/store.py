@@ -19,13 +19,12 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 def lock_folder(folder: Path, manifest: Mapping[str, object]) -> None:
-    """Create `folder` with its manifest, or check that it already has an equal one.
+    """Create `folder` with its manifest: what its results depend on, such as models and task.
 
-    `manifest` describes what the results in the folder depend on: models, task, settings. Other
-    processes are not kept out. Raises `UsageError` for a different manifest or a failed write.
+    Raises `UsageError` if it has a different one or cannot be written.
     """
     described = msgspec.json.format(msgspec.json.encode(manifest))
-    path = folder / MANIFEST
+    path, problem = folder / MANIFEST, None
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
@@ -34,24 +33,18 @@ def lock_folder(folder: Path, manifest: Mapping[str, object]) -> None:
             partial.write_bytes(described)
             partial.replace(path)
         elif path.read_bytes() != described:
-            raise UsageError(
-                f"{str(folder)!r} holds results of other models, questions or settings",
-                hint="name another folder",
-                setting="out",
-            )
+            problem = "holds results of other models, questions or settings"
     except OSError as error:
-        raise UsageError(
-            f"{str(folder)!r} cannot be used: {error.strerror}",
-            hint="name another folder",
-            setting="out",
-        ) from error
+        problem = f"cannot be used: {error.strerror}"
+    if problem:
+        raise UsageError(f"{str(folder)!r} {problem}", hint="name another folder", setting="out")
 
 
 def read(path: Path, kind: type[Kind]) -> list[Kind]:
     """Return the records of a JSON Lines file; none if there is no file.
 
-    A last line that was cut off is removed from the file, so that more can be appended. Raises
-    `UsageError` if the file is damaged.
+    A last line that was cut off is removed, so that more can be appended. Raises `UsageError` for
+    a damaged file.
     """
     if not path.exists():
         return []
@@ -67,7 +60,6 @@ def read(path: Path, kind: type[Kind]) -> list[Kind]:
 
 
 def append(path: Path, line: msgspec.Struct) -> None:
-    """Append one record to a JSON Lines file, which is created if need be (its folder is not)."""
     with path.open("ab") as file:
         file.write(msgspec.json.encode(line) + b"\n")
 
@@ -83,8 +75,6 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 class _Key(msgspec.Struct, frozen=True):
-    """Key of outcomes: the cell, and the router's digest, since two routers may share a name."""
-
     cell: Cell
     router: str
 
@@ -102,16 +92,14 @@ class _Threshold(msgspec.Struct, frozen=True):
 class Store:
     """Outcomes and thresholds of an evaluation, kept in a folder or only in memory.
 
-    With a folder, a later run with the same manifest resumes. In all methods `router` is the digest
-    that identifies a system's router (`router_identity`; empty for systems without one), so that a
-    retrained router, or another one with the same name, has outcomes of its own.
+    In all methods `router` is the digest of a system's router (`router_identity`; empty without
+    one), so that a retrained router, or another of the same name, has outcomes of its own.
     """
 
     def __init__(self, folder: Path | None, manifest: Mapping[str, object]) -> None:
-        """Open the store in `folder` (None: in memory) and read what earlier runs stored.
+        """Read what earlier runs with this manifest stored in `folder` (None: in memory).
 
-        `manifest` describes what the outcomes depend on, models and questions. Raises `UsageError`
-        if the folder has a different manifest or damaged files.
+        Raises `UsageError` for a different manifest or damaged files.
         """
         self._folder = folder
         self._outcomes: dict[_Key, dict[str, Outcome]] = {}
@@ -124,27 +112,23 @@ class Store:
                 self._thresholds[line.key] = line.threshold
 
     def add(self, cell: Cell, outcome: Outcome, router: str = "") -> None:
-        """Store the outcome of one question, under `cell` and the digest `router` of its router."""
         line = _Line(_Key(cell, router), outcome)
         self._append(OUTCOMES, line)
         self._keep(line)
 
     def get(self, cell: Cell, question: Question, router: str = "") -> Outcome | None:
-        """Return the question's outcome stored under `cell` and the digest `router`, or None."""
         return self._outcomes.get(_Key(cell, router), {}).get(question.id)
 
     def last(self, cell: Cell, router: str = "") -> Outcome | None:
-        """Return the outcome added last under `cell` and the digest `router`, or None."""
+        """Return the outcome added last, or None."""
         return next(reversed(self._outcomes.get(_Key(cell, router), {}).values()), None)
 
     def set_threshold(self, cell: Cell, threshold: float, router: str = "") -> None:
-        """Store (or replace) the threshold of `cell` for the router with the digest `router`."""
         line = _Threshold(_Key(cell, router), threshold)
         self._append(THRESHOLDS, line)
         self._thresholds[line.key] = threshold
 
     def threshold(self, cell: Cell, router: str = "") -> float | None:
-        """Return the threshold stored for `cell` and the router's digest `router`, or None."""
         return self._thresholds.get(_Key(cell, router))
 
     def _keep(self, line: _Line) -> None:
@@ -168,10 +152,9 @@ def run(
 ) -> list[Outcome]:
     """Answer all questions with one system and return the outcomes in the questions' order.
 
-    `answer` is called, by `workers` threads, for the questions that have no outcome in `store`
-    under the key `cell` and the digest `router`. `settle` gets each new outcome, one at a time, and
-    what it returns is stored. `done` is called for each question, stored ones included. An error of
-    `answer` is raised; what was stored before it stays.
+    `answer` is called, by `workers` threads, for those that `store` lacks under `cell` and
+    `router`. What `settle` returns for each new outcome, one at a time, is stored. `done` is called
+    for each question. An error of `answer` is raised; what was stored before it stays.
     """
     missing = [one for one in questions if store.get(cell, one, router) is None]
     for _ in range(len(questions) - len(missing)):
@@ -194,10 +177,10 @@ def side_by_side(
     workers: int,
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Call `work` for each question, in `workers` threads; `done` is called after each.
+    """Call `work` for each question, in `workers` threads, and `done` after each, in this one.
 
-    `done` runs in the caller's thread, as does `work` with one worker. If a call fails, no more are
-    begun, and the error is raised once the others end. Ctrl-C waits for none: close the models.
+    If a call fails, no more are begun, and the error is raised once the others end. Ctrl-C waits
+    for none: close the models.
     """
     if workers == 1:
         for question in questions:

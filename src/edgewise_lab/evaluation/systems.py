@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, contextmanager
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -25,14 +25,14 @@ from edgewise_lab.evaluation.tasks.grading import grader, is_right, is_strictly_
 def max_answer_tokens(prompt: int, max_tokens: int, *contexts: int) -> int:
     """Return the length in tokens of the longest answer to a prompt of `prompt` tokens.
 
-    It is at most `max_tokens`, and the answer ends where one of the `contexts` (in tokens) is full;
-    the last token may lie beyond, since nothing is computed after it. Below 1 there is no room.
+    One of the `contexts` may be full before `max_tokens`; an answer's last token may lie beyond,
+    since nothing is computed after it. Below 1 there is no room.
     """
     return min([max_tokens, *(context - prompt + 1 for context in contexts)])
 
 
 def contexts_of(edge: EdgeModel, cloud: CloudModel | None) -> tuple[int, ...]:
-    """Return the context sizes in tokens: the edge's, then the cloud's if it is in this process."""
+    """Return the contexts in tokens: the edge's, and the cloud's if it is in this process."""
     local = None if cloud is None else cloud.local
     return (edge.context,) if local is None else (edge.context, local.context)
 
@@ -44,21 +44,17 @@ CLOUD_DEADLINE = 3600.0
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """A graded answer with its cost; `question` is the question's id.
 
-    `right` says whether the answer is right in any format, `strict` whether it is right and in the
-    requested format; ignore both if `to_read`: then a person must grade the reply. `cut` says that
-    the answer ended at its maximum length or at a full context.
+    It is `right` in any format, `strict` in the requested one; neither counts if a person has
+    `to_read` it. `cut`: it ended at its maximum length or at a full context.
 
-    `cloud_tokens` counts the cloud model's tokens in the answer, `wasted_tokens` those requested
-    but not used. `written` counts all tokens that the cloud generated, including replies that only
-    judge the edge's text (None: `cloud_tokens` + `wasted_tokens`). `consults` counts the answered
-    requests to the cloud model, `failed` the others, `changed` the cloud's tokens that replaced
-    different ones of the edge's. `discarded` is the length of the edge's answer if the cloud
-    replaced it as a whole. `cached` and `computed` count the cloud's prompt tokens as its engine
-    reports them (None: not reported).
+    `cloud_tokens` are the cloud's in the answer, `wasted_tokens` those requested in vain, `written`
+    all that it generated, verdicts too (None: the sum of both). `consults` were answered, `failed`
+    were not; `changed` counts cloud tokens in place of different ones of the edge's. `discarded` is
+    the length of an edge's answer that the cloud replaced as a whole. `cached` and `computed` are
+    the cloud's prompt tokens by its engine's meter (None: no meter).
 
-    `uncertainty` is the router's mean score over the answer, `seconds` its duration, `grader` a
-    digest of the code that graded it. `bucket` is the number of cloud tokens left, after this
-    answer, in the budget that all answers share (None: they share none); below 0 it is a debt.
+    `uncertainty` is the router's mean score, `grader` a digest of the grading code. `bucket` is
+    what the answer left of the cloud tokens that all answers share; below 0 it is a debt.
     """
 
     question: str
@@ -85,12 +81,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def graded(question: Question, outcome: Outcome) -> Outcome:
-    """Return the outcome with its text graded again: `right`, `strict` and `to_read` are new."""
     return msgspec.structs.replace(outcome, **_verdict(question, outcome.text))
 
 
 def as_graded_today(question: Question, outcome: Outcome) -> Outcome:
-    """Return the outcome, graded again if another version of the grading code graded it."""
+    """Return the outcome, graded again if another version of the code graded it."""
     return outcome if outcome.grader == grader() else graded(question, outcome)
 
 
@@ -105,7 +100,7 @@ def _verdict(question: Question, text: str) -> dict[str, Any]:
 
 @contextmanager
 def asking(question: Question) -> Generator[None]:
-    """Return a context manager that puts the question's id before a `CloudError`'s message."""
+    """Put the question's id before a `CloudError`'s message."""
     try:
         yield
     except CloudError as error:
@@ -114,10 +109,7 @@ def asking(question: Question) -> Generator[None]:
 
 
 def written(question: Question, text: str, output_tokens: int, **costs: Any) -> Outcome:
-    """Grade a system's answer `text` to `question`, and return its outcome.
-
-    `output_tokens` is the answer's length; `costs` are further fields of `Outcome`.
-    """
+    """Return the graded outcome of an answer; `costs` are further fields of `Outcome`."""
     return Outcome(
         question=question.id,
         family=question.family,
@@ -165,11 +157,7 @@ class Decoded:
         budget: Budget | None = None,
         follow: Callable[[Budget], Budget] = lambda budget: budget,
     ) -> Generation:
-        """Return the answer as a stream of events; use it in a `with` statement.
-
-        `budget` says how many tokens the cloud may write (None: a new `Budget()`); `follow` is as
-        in `Decoder.stream`.
-        """
+        """Return the answer's events, for a `with` statement; options are `Decoder.stream`'s."""
         edge = self.decoder.edge
         prompt = question_prompt(edge.tokenizer, question)
         # Beyond the smaller context there would be no consult.
@@ -178,7 +166,6 @@ class Decoded:
         return self.decoder.stream(prompt, max_tokens=longest, budget=budget, follow=follow)
 
     def ask(self, question: Question) -> Answer:
-        """Return the answer with its tokens."""
         with asking(question), self.stream(question) as events:
             return collect(events)
 
@@ -189,18 +176,17 @@ class Decoded:
 class AsServed:
     """A system that works as `edgewise serve` does: all answers share a budget of cloud tokens.
 
-    Several threads may call `answer` at a time. `settle` must be called for each outcome.
+    It starts with what `last`, an earlier run's last outcome, left. Several threads may call
+    `answer` at a time. `settle` must be called for each outcome.
     """
 
     def __init__(self, decoder: Decoder, max_tokens: int, last: Outcome | None = None) -> None:
-        """Start with the budget that `last`, an earlier run's last outcome, left (None: a new)."""
         self._asked = Decoded(decoder, max_tokens)
         level = None if last is None else last.bucket
         self._budgets = SharedBudget() if level is None else SharedBudget(level)
         self._left: dict[str, tuple[Budget, Budget]] = {}
 
     def answer(self, question: Question) -> Outcome:
-        """Answer with a part of the shared budget; `settle` puts back what is left of that part."""
         taken = self._budgets.take()
         follow = self._budgets.follow
         with asking(question), self._asked.stream(question, budget=taken, follow=follow) as events:
@@ -209,17 +195,16 @@ class AsServed:
         return outcome_of(question, answer)
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Put back what an answer left of its part of the budget.
+        """Put back what an answer left of its part, and return it with the new `bucket`.
 
-        Returns the outcome with `bucket` set to the budget's level after that. Call it in the
-        order in which outcomes are stored.
+        Call it in the order in which outcomes are stored.
         """
         self._budgets.settle(*self._left.pop(outcome.question))
         return msgspec.structs.replace(outcome, bucket=self._budgets.level)
 
 
 def edge_alone(edge: EdgeModel, max_tokens: int, router: Router | None = None) -> Decoded:
-    """Return the edge alone as a system; `router` (None: `MaxProb`) gives `Outcome.uncertainty`."""
+    """Return the edge alone; `router` (None: `MaxProb`) gives `Outcome.uncertainty`."""
     policy = Policy(cloud_share=0.0)
     return Decoded(Decoder(edge, router=router or MaxProb(), policy=policy), max_tokens)
 
@@ -234,8 +219,8 @@ def paired(
 ) -> Decoder:
     """Return a decoder that asks the cloud for each token whose score reaches `threshold`.
 
-    A request to it may take `deadline` seconds (None: see `Policy`). A cloud that fails raises a
-    `CloudError`: the edge alone would mix two systems in one figure.
+    `deadline` is in seconds (None: `Policy`'s). A cloud that fails raises a `CloudError`: the edge
+    alone would mix two systems in one figure.
     """
     policy = Policy(threshold=threshold, deadline=deadline, speculate=0, on_cloud_error="raise")
     return Decoder(edge, router=router, policy=policy, cloud=cloud)
@@ -268,27 +253,22 @@ class CloudAlone:
         )
 
 
-_Number = TypeVar("_Number", int, float)
-
-
-def total(counts: Iterable[_Number | None]) -> _Number | None:
-    """Return the sum of the counts, 0 for none at all; None if one of them is None."""
-    nothing: Any = 0
-    return reduce(metered, counts, nothing)
+def total(counts: Iterable[int | None]) -> int | None:
+    """Return the sum of the counts; None if one of them is None."""
+    return reduce(metered, counts, 0)
 
 
 def question_prompt(tokenizer: Tokenizer, question: Question) -> Prompt:
-    """Return the prompt (token ids) of a question and of the conversation before it."""
+    """Return the ids of a question and of the conversation before it."""
     return prompt_of(tokenizer, question.messages)
 
 
 def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
-    """Return the token ids of `question_prompt` as a list."""
     return list(question_prompt(tokenizer, question).ids)
 
 
 def cloud_identity(cloud: CloudModel) -> str:
-    """Return the cloud's `identity` (a name), or its weights' hash if it is in this process."""
+    """Return the cloud's name, or its weights' hash if it is in this process."""
     return cloud.identity() if cloud.local is None else cloud.local.fingerprint()
 
 
@@ -307,7 +287,7 @@ def require_room(task: Task, edge: EdgeModel, cloud: CloudModel) -> None:
 
 
 def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """Return the text of an answer's token ids, without end-of-sequence tokens."""
+    """Return the text of an answer's ids, without end-of-sequence tokens."""
     kept = (token for token in ids if token not in tokenizer.eos_ids)
     return b"".join(map(tokenizer.piece, kept)).decode("utf-8", "replace")
 
@@ -318,30 +298,31 @@ def is_cut(tokenizer: Tokenizer, ids: Sequence[int]) -> bool:
 
 
 def cloud_share(found: Sequence[Outcome]) -> float:
-    """Return the cloud share of all outcomes together, which is at most 1.
-
-    It is the cloud's tokens, those requested but not used included, over all output tokens.
-    """
+    """Return the cloud's tokens, wasted ones too, over all output tokens, at most 1."""
     cloud = sum(outcome.cloud_tokens + outcome.wasted_tokens for outcome in found)
     return min(1.0, cloud / max(1, sum(outcome.output_tokens for outcome in found)))
 
 
 def changed_share(found: Sequence[Outcome]) -> float | None:
-    """Return how many edge tokens the cloud changed per answered request; None without any."""
+    """Return how many of the edge's tokens a consult changed; None without consults."""
     consults = sum(o.consults for o in found)
     return sum(o.changed for o in found) / consults if consults else None
 
 
 def query_level(edge: Sequence[Outcome], cloud: Sequence[Outcome], share: float) -> list[Outcome]:
-    """Return the outcomes of a cascade, in which the cloud answers some questions as a whole.
+    """Return the outcomes of a cascade, of those of edge alone and cloud alone.
 
-    `edge` and `cloud` are the outcomes of either alone, question by question. As in FrugalGPT
-    (arXiv 2305.05176) the edge answers first. Those answers of which it was least sure
-    (`Outcome.uncertainty`) are `discarded` and written by the cloud, up to the cloud share; for
-    these the times of both models add up.
+    As in FrugalGPT (arXiv 2305.05176) the edge answers first. Answers of which it was least sure
+    (`Outcome.uncertainty`) are `discarded` and written by the cloud, while its tokens stay within
+    `share` (0 to 1) of all; for these the times of both models add up.
     """
     chosen = list(edge)
-    for i in _most_uncertain(share, edge, cloud):
+    output, by_cloud = sum(o.output_tokens for o in edge), 0
+    for i in sorted(range(len(edge)), key=lambda i: -edge[i].uncertainty):
+        output += cloud[i].output_tokens - edge[i].output_tokens
+        by_cloud += cloud[i].cloud_tokens
+        if by_cloud > share * output:
+            break
         chosen[i] = msgspec.structs.replace(
             cloud[i],
             uncertainty=edge[i].uncertainty,
@@ -349,19 +330,3 @@ def query_level(edge: Sequence[Outcome], cloud: Sequence[Outcome], share: float)
             seconds=cloud[i].seconds + edge[i].seconds,
         )
     return chosen
-
-
-def _most_uncertain(share: float, edge: Sequence[Outcome], cloud: Sequence[Outcome]) -> list[int]:
-    """Return the indices of the questions that the cloud answers, the edge's least sure first.
-
-    Questions are added while the cloud's tokens stay within `share` (0 to 1) of all output tokens.
-    """
-    sent: list[int] = []
-    output, by_cloud = sum(o.output_tokens for o in edge), 0
-    for i in sorted(range(len(edge)), key=lambda i: -edge[i].uncertainty):
-        output += cloud[i].output_tokens - edge[i].output_tokens
-        by_cloud += cloud[i].cloud_tokens
-        if by_cloud > share * output:
-            break
-        sent.append(i)
-    return sent

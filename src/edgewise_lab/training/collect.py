@@ -42,11 +42,9 @@ _PREFILL = 256
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A model's answer to a question, as a text to learn from.
+    """A model's answer `ids` to a question with the ids `prompt`, as a text to learn from.
 
-    `prompt` and `ids` are token ids of the question's prompt and of the answer, which is `right` or
-    not. For an answer of the edge model that the cloud model has read, `cloud` is the id that the
-    cloud model would have written at each position; else it is empty.
+    `cloud` has the id that the cloud would have written at each position, if it has read it.
     """
 
     question: str
@@ -57,11 +55,11 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Training table with a row for each of n tokens: the edge model's prediction before the token.
+    """Training table with a row for each of n tokens: the edge model's prediction before it.
 
-    `questions` are the ids of the questions, one for each text; `sample` int32[n] is a row's index
-    into them. `proposed` int32[n] is the edge model's likeliest token id, `written` int32[n] the id
-    that the text has. `inputs` maps the name of a router's input to float32[n, width].
+    `questions` are the ids of the texts' questions; `sample` int32[n] is a row's index into them.
+    `proposed` int32[n] is the edge's likeliest id, `written` int32[n] the id that the text has.
+    `inputs` maps the name of a router's input to float32[n, width].
     """
 
     questions: tuple[str, ...]
@@ -81,11 +79,11 @@ def collect_answers(
     contexts: Sequence[int] = (),
     name: str = ANSWERS,
 ) -> list[Sample]:
-    """Return the answers of the model behind `writer` to all questions; stored ones are reused.
+    """Return the answers of the model behind `writer` to all questions.
 
-    New answers are appended to the file `name` in `folder`. An answer ends where the pair's would:
-    at the task's `max_tokens`, or where it fills one of the `contexts` (lengths in ids). `done` is
-    called for each answer, stored ones included. Raises a `CloudError` where the model fails.
+    They are kept in the file `name` in `folder`. An answer ends where the pair's would: at the
+    task's `max_tokens`, or where it fills one of the `contexts` (in ids). `done` is called for each
+    answer, stored ones too. Raises a `CloudError` where the model fails.
     """
     path = folder / name
     ids = {question.id: tuple(question_ids(tokenizer, question)) for question in task.questions}
@@ -120,10 +118,9 @@ def collect_features(
 ) -> Columns:
     """Return the routers' inputs at every token of the texts, computed by the edge model.
 
-    Use the build of the edge model that the router will run with. `text` says whose answers the
-    samples are. Results are stored in `folder`, in files named after `text`, so that an interrupted
-    run resumes; the folder may hold other texts too. `done` is called for each text. Raises
-    `UsageError` for a damaged file, where an input is not finite, or where no text has a token.
+    Use the build of it that the router will run with. Results are kept in `folder`, in files named
+    after `text` (whose answers these are). `done` is called for each text. Raises `UsageError` for
+    a damaged file, where an input is not finite, or where no text has a token.
     """
     shards = [_read(path) for path in sorted(folder.glob(f"{text}-*.safetensors"))]
     known = {question for shard in shards for question in shard.questions}
@@ -140,18 +137,13 @@ def collect_features(
 
 def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[], None]) -> Columns:
     rows: dict[str, list[Floats]] = {name: [] for name in COLUMNS}
-    signals = signals_of(COLUMNS)
-    sample_of: list[int] = []
     proposed: list[int] = []
-    written: list[int] = []
-    for index, sample in enumerate(samples):
-        for step, token in zip(steps_along(session, sample), sample.ids, strict=True):
-            for signal in signals:
+    for sample in samples:
+        for step in steps_along(session, sample):
+            for signal in signals_of(COLUMNS):
                 assert signal.read is not None
                 rows[signal.name].append(signal.read(step, KEPT))
-            sample_of.append(index)
             proposed.append(step.proposed)
-            written.append(token)
         done()
     inputs = {name: np.stack(values).astype(np.float32) for name, values in rows.items()}
     if not all(np.isfinite(values).all() for values in inputs.values()):
@@ -161,18 +153,15 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
         )
     return Columns(
         tuple(sample.question for sample in samples),
-        np.array(sample_of, np.int32),
+        np.repeat(np.arange(len(samples), dtype=np.int32), [len(one.ids) for one in samples]),
         np.array(proposed, np.int32),
-        np.array(written, np.int32),
+        np.array([token for sample in samples for token in sample.ids], np.int32),
         dict[str, Floats](inputs),
     )
 
 
 def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
-    """Yield the model's prediction (a `Step`) before each id of the sample's answer.
-
-    Read a step before asking for the next one: the next forward pass overwrites its logits.
-    """
+    """Yield the model's prediction before each id of the answer; the next overwrites its logits."""
     session.open(sample.prompt)
     yield session.step()
     read = sample.ids[:-1]
@@ -181,11 +170,11 @@ def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
 
 
 def _write(path: Path, shard: Columns) -> None:
-    """Write under another name first, so that an existing file is complete."""
     tensors: dict[str, NDArray[np.generic]] = {
         **{name: getattr(shard, name) for name in _ALWAYS},
         **{f"input.{name}": values for name, values in shard.inputs.items()},
     }
+    # Under another name first: a file that is there is whole.
     partial = path.with_suffix(".partial")
     names = msgspec.json.encode(shard.questions).decode()
     save_file(tensors, partial, metadata={"questions": names})
@@ -193,7 +182,6 @@ def _write(path: Path, shard: Columns) -> None:
 
 
 def _read(path: Path) -> Columns:
-    """Return a stored table. Raises `UsageError` for a file that is damaged."""
     try:
         with safe_open(path, "numpy") as file:
             names = msgspec.json.decode(file.metadata()["questions"], type=tuple[str, ...])
@@ -203,33 +191,24 @@ def _read(path: Path) -> Columns:
             inputs={name: tensors[f"input.{name}"] for name in COLUMNS},
             **{name: tensors[name] for name in _ALWAYS},
         )
+        _require_whole(found)
     except (SafetensorError, LookupError, OSError, TypeError, ValueError) as error:
         raise UsageError(f"{str(path)!r} is damaged ({error})", hint="remove it") from error
-    if not _is_whole(found):
-        raise UsageError(f"{str(path)!r} is damaged (its columns do not agree)", hint="remove it")
     return found
 
 
-def _is_whole(found: Columns) -> bool:
-    """Whether all columns have the right type, equally many rows, and valid numbers."""
-    ids = (found.sample, found.proposed, found.written)
-    floats = list(found.inputs.values())
-    rows = found.written.shape[:1]
-    return (
-        all(column.dtype == np.int32 and column.shape == rows for column in ids)
-        and all(column.dtype == np.float32 and column.shape[:1] == rows for column in floats)
-        and all(column.ndim == 2 for column in found.inputs.values())
-        and all(bool(np.isfinite(column).all()) for column in floats)
-        and all(bool((column >= 0).all()) for column in ids)
-        and bool((found.sample < len(found.questions)).all())
-    )
+def _require_whole(found: Columns) -> None:
+    ids, rows = (found.sample, found.proposed, found.written), len(found.written)
+    whole = all(one.dtype == np.int32 and one.shape == (rows,) and one.min() >= 0 for one in ids)
+    for one in found.inputs.values():
+        fits = one.dtype == np.float32 and one.ndim == 2 and len(one) == rows
+        whole = whole and fits and bool(np.isfinite(one).all())
+    if not whole or found.sample.max() >= len(found.questions):
+        raise ValueError("its columns do not agree")
 
 
 def _of(columns: Columns, questions: set[str]) -> Columns:
-    """Return only the rows of these questions' texts."""
     kept = np.array([name in questions for name in columns.questions])
-    if kept.all():
-        return columns
     rows, places = kept[columns.sample], np.cumsum(kept) - 1
     return Columns(
         questions=tuple(name for name in columns.questions if name in questions),
@@ -240,7 +219,6 @@ def _of(columns: Columns, questions: set[str]) -> Columns:
 
 
 def _joined(shards: Sequence[Columns]) -> Columns:
-    """Return the shards as one table. Raises `UsageError` if there are none."""
     if not shards:
         raise UsageError("There are no answers to learn from", hint="give questions that have some")
     starts = np.cumsum([0, *(len(shard.questions) for shard in shards[:-1])])
@@ -264,11 +242,10 @@ def read_by_cloud(
     *,
     meter: SpendingMeter,
 ) -> list[Sample]:
-    """Return the samples with `cloud` set: the ids that the cloud model would have written.
+    """Return the samples with `cloud` set; those kept in `folder` are not read again.
 
     A model in this process reads each text once, and `meter` counts the tokens. Any other cloud
     gets a request for one token at each position; to count these, wrap it by `meter.counted`.
-    Samples in `folder` are not read again; new ones are added. Raises a `CloudError` on failure.
     """
     path = folder / OWN_READ
     known = {sample.question: sample for sample in read(path, Sample)}

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from itertools import pairwise
 from typing import Any, cast
 
@@ -16,17 +15,16 @@ from edgewise.errors import UsageError
 from edgewise.registry import imported
 from edgewise.routers.mlp import TABLE
 from edgewise.routers.named import ROUTERS, is_trained
-from edgewise.routers.signals import Reference, Signal, ranks_of, signals_of
+from edgewise.routers.signals import Reference, ranks_of, signals_of
 from edgewise_lab.training.collect import Columns
 
 
 class Data(msgspec.Struct, frozen=True):
     """Training data of a router, with a row for each of n tokens.
 
-    `inputs` float32[n, width] are the router's inputs but for embeddings; `labels` float32[n] are
-    from 0 to 1; `groups` int32[n] is the number of each row's text; `proposed` int32[n] is the edge
-    model's likeliest id. `embeddings` float32[vocabulary, d] is given if the router also reads the
-    embedding of that id.
+    `inputs` float32[n, width] are without embeddings; `labels` float32[n] are from 0 to 1; `groups`
+    int32[n] numbers the texts; `proposed` int32[n] is the edge's likeliest id. A router that reads
+    the embedding of that id has `embeddings` float32[vocabulary, d].
     """
 
     inputs: Floats
@@ -47,10 +45,9 @@ def data_of(
 ) -> Data:
     """Return the training data: the columns of the named `inputs`, and a label for each row.
 
-    `values` maps a question's id to the labels of its text, one for each token. `top_k` is the
-    number of log-probs to keep of the input `top_logprobs`; `reference` is what `reference_of`
-    returns, for the input `ranks`; `embeddings` is for the input `token_embedding`. Raises
-    `UsageError` where all labels are 0 or all are 1, or where they do not match the texts.
+    `values` maps a question's id to the labels of its text. `top_k` is for the input
+    `top_logprobs`, `reference` for `ranks`, `embeddings` for `token_embedding`. Raises `UsageError`
+    where all labels are 0 or all are 1, or where they do not match the texts.
     """
     labels = np.concatenate([values[name] for name in columns.questions]).astype(np.float32)
     if len(labels) != len(columns.written):
@@ -62,7 +59,11 @@ def data_of(
             f"{len(columns.questions)} texts",
             hint="give more questions, or another pair or label",
         )
-    parts = [_part(columns, one, top_k, reference) for one in signals_of(inputs) if one.read]
+    parts: list[Floats] = []
+    for signal in signals_of(inputs):
+        if signal.read:
+            rows = columns.inputs[signal.name][:, : top_k if signal.width == "k" else None]
+            parts.append(ranks_of(rows, reference) if signal.ranked else rows)
     return Data(
         np.concatenate(parts, axis=1) if parts else np.empty((len(labels), 0), np.float32),
         labels,
@@ -72,18 +73,10 @@ def data_of(
     )
 
 
-def _part(columns: Columns, signal: Signal, top_k: int, reference: Reference) -> Floats:
-    rows = columns.inputs[signal.name]
-    if signal.ranked:
-        return ranks_of(rows, reference)
-    return rows[:, :top_k] if signal.width == "k" else rows
-
-
 def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Return bool[n], true for the rows that are held out to check a fit on.
+    """Return bool[n], true for the rows of a `fraction` of the texts, to check a fit on.
 
-    A `fraction` of the texts, drawn by `seed`, is held out, each as a whole: one text's rows are
-    alike. Raises `UsageError` where no text, or no positive label, is left to learn from.
+    Raises `UsageError` where no text, or no positive label, is left to learn from.
     """
     texts = np.unique(data.groups)
     rng = np.random.default_rng(seed)
@@ -94,18 +87,8 @@ def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:
     return mask
 
 
-UPDATES = 16
-"""Minimum number of optimizer updates in an epoch."""
-
-
 class Recipe(msgspec.Struct, frozen=True):
-    """Hyperparameters of a fit.
-
-    `hidden` are the sizes of the hidden layers. `batch` is the largest number of rows in an update;
-    `batch_of` returns the actual one. `rate` is the learning rate and `weight_decay` the decay of
-    AdamW. `held_out` is the fraction of texts that the fit is checked on. `seed` draws these texts
-    and the initial weights.
-    """
+    """Hyperparameters of a fit: layers, AdamW's, and the fraction of texts that are `held_out`."""
 
     hidden: tuple[int, ...] = (64,)
     epochs: int = 40
@@ -115,16 +98,12 @@ class Recipe(msgspec.Struct, frozen=True):
     held_out: float = 0.1
     seed: int = 0
 
-    def batch_of(self, rows: int) -> int:
-        """Return the batch size for `rows` rows: at most `batch`, small enough for 16 updates."""
-        return max(1, min(self.batch, rows // UPDATES))
-
 
 class Fitted(msgspec.Struct, frozen=True):
-    """Result of a fit: a router's weights, and how good they are on the held-out texts.
+    """A router's weights, and how good they are on the held-out texts.
 
-    `tensors` are the checkpoint's, by name. `loss` is in nats a token, `baseline_loss` the loss of
-    the best constant score. `scores` and `labels` float32[m] are those of the held-out tokens.
+    `loss` is in nats a token, `baseline_loss` that of the best constant score. `scores` and
+    `labels` float32[m] are those of the held-out tokens.
     """
 
     tensors: dict[str, NDArray[np.floating[Any]]]
@@ -135,17 +114,14 @@ class Fitted(msgspec.Struct, frozen=True):
 
 
 Fit = Callable[[Data, Recipe, Callable[[], None]], Fitted]
-"""Function that fits a router; its last argument is a callback for the end of each epoch."""
+"""Fits a router; the callback is for the end of each epoch."""
 
 
 def fit_of(kind: str) -> Fit:
-    """Return the function that fits routers of `kind`: a name, `module:Class` or `file.py:Class`.
-
-    Raises `UsageError` for a kind that cannot be trained, and for "mlp" without torch.
-    """
+    """Return what fits routers of `kind`; `UsageError` for others, and for "mlp" without torch."""
     found = ROUTERS.load(kind)
     if kind == "mlp":
-        import_torch()
+        imported("lab", "torch")
         return fit
     own = getattr(found, "fit", None)
     if own is None or not is_trained(kind):
@@ -159,10 +135,7 @@ def fit_of(kind: str) -> Fit:
 
 
 def fitted(kind: str, data: Data, recipe: Recipe, done: Callable[[], None]) -> Fitted:
-    """Fit a router of `kind` and return the result; `done` is called after each epoch.
-
-    Raises `UsageError` where the kind cannot be trained, or where the result of its fit is invalid.
-    """
+    """Fit a router of `kind`. Raises `UsageError` where that cannot be, or gives nothing valid."""
     found = cast(object, fit_of(kind)(data, recipe, done))
     if not isinstance(found, Fitted):
         raise UsageError(
@@ -174,7 +147,6 @@ def fitted(kind: str, data: Data, recipe: Recipe, done: Callable[[], None]) -> F
 
 
 def _problem(found: Fitted) -> str | None:
-    """Return why no checkpoint can be made of a fit, to follow "gave"; None if one can."""
     for name, given in found.tensors.items():
         tensor = cast(object, given)
         if not isinstance(tensor, np.ndarray) or not np.issubdtype(tensor.dtype, np.floating):
@@ -192,13 +164,12 @@ def _problem(found: Fitted) -> str | None:
 
 
 def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> Fitted:
-    """Fit the perceptron; return its weights after the epoch with the least held-out loss.
+    """Fit the perceptron to the labels' cross-entropy, beginning as a constant, the mean label.
 
-    The loss is the cross-entropy with the labels. The network starts as a constant score, the mean
-    label. `done` is called after each epoch. Raises `UsageError` without torch, with too few texts,
-    or where the loss diverges.
+    Its weights are those after the epoch with the least held-out loss. Raises `UsageError` without
+    torch, with too few texts, or where the loss diverges.
     """
-    torch = import_torch()
+    (torch,) = imported("lab", "torch")
     torch.manual_seed(recipe.seed)
     apart = held_out(data, recipe.held_out, recipe.seed)
     network = _Network(torch, data, ~apart, recipe)
@@ -209,7 +180,7 @@ def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> 
     optimizer = torch.optim.AdamW(
         network.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay
     )
-    batch = recipe.batch_of(len(kept))
+    batch = max(1, min(recipe.batch, len(kept) // 16))  # 16 updates an epoch or more
     batches = -(-len(kept) // batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, batches * recipe.epochs)
     best, scores = float("inf"), np.empty(0, np.float32)
@@ -268,7 +239,6 @@ class _Network:
         return x.squeeze(1)
 
     def tensors(self) -> dict[str, NDArray[np.floating[Any]]]:
-        """Return the checkpoint's tensors; a table by token id holds the embedding's part."""
         found = {"mean": self._mean.astype(np.float32), "std": self._std.astype(np.float32)}
         for i, layer in enumerate(self._layers):
             for name in ("weight", "bias"):
@@ -280,19 +250,8 @@ class _Network:
         return found
 
 
-def import_torch() -> Any:
-    """Return the module torch; without it, raise a `UsageError` that says how to install it."""
-    try:
-        return import_module("torch")
-    except ImportError as error:
-        raise UsageError("Training needs torch", hint="pip install 'edgewise[lab]'") from error
-
-
 def embeddings_of(edge: EdgeModel) -> Floats:
-    """Return a GGUF model's input embeddings, float32[vocabulary, d].
-
-    Raises `UsageError` for a model that is not a GGUF, or has none.
-    """
+    """Return a GGUF's input embeddings, float32[vocabulary, d]; `UsageError` for other models."""
     (gguf,) = imported("lab", "gguf")
     if isinstance(edge, LlamaModel):
         for tensor in gguf.GGUFReader(edge.path).tensors:

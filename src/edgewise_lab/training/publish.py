@@ -10,17 +10,14 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from edgewise.edge.base import Floats
+from edgewise.registry import imported
 from edgewise.routers.card import CONFIG, WEIGHTS, RouterCard
-from edgewise_lab.evaluation.statistics import scipy_part
 from edgewise_lab.evaluation.tasks.base import TRAINED_ON, digest
 
 
 def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
-    """Return the knots (score, probability) of the isotonic regression of labels on scores.
-
-    Raises `UsageError` without scipy.
-    """
-    optimize = scipy_part("optimize")
+    """Return the knots (score, probability) of the isotonic regression of labels on scores."""
+    (optimize,) = imported("lab", "scipy.optimize")
     order = np.argsort(scores, kind="stable")
     fitted = optimize.isotonic_regression(labels[order].astype(np.float64))
     starts, ends = fitted.blocks[:-1], fitted.blocks[1:] - 1
@@ -33,12 +30,9 @@ def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
 def save_weights(
     folder: Path, tensors: Mapping[str, NDArray[np.floating[Any]]], prompts: Sequence[str]
 ) -> None:
-    """Write the weights `tensors`, and hashes of the `prompts` that they were fitted to.
-
-    An existing `config.json` is deleted first, so that it never describes other weights;
-    `save_card` writes the new one.
-    """
+    """Write the weights, and hashes of the `prompts` that they were fitted to."""
     folder.mkdir(parents=True, exist_ok=True)
+    # A card never describes other weights.
     (folder / CONFIG).unlink(missing_ok=True)
     save_file(dict(tensors), folder / WEIGHTS)
     lines = sorted({digest(prompt) for prompt in prompts})

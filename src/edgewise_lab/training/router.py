@@ -19,16 +19,9 @@ from edgewise.routers.base import Router
 from edgewise.routers.card import CONFIG, RouterCard, behaviour_of, read_card
 from edgewise.routers.named import is_trained, router_of
 from edgewise.routers.signals import QUANTILES, Reference
+from edgewise_lab.evaluation import systems
 from edgewise_lab.evaluation.calibration import Answers, thresholds_for
 from edgewise_lab.evaluation.store import read
-from edgewise_lab.evaluation.systems import (
-    contexts_of,
-    edge_alone,
-    max_answer_tokens,
-    question_ids,
-    require_room,
-    text_of,
-)
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
 from edgewise_lab.rollouts import Rollouts, local_rollouts
@@ -43,13 +36,7 @@ from edgewise_lab.training.collect import (
     read_by_cloud,
 )
 from edgewise_lab.training.fit import Fitted, Recipe, data_of, embeddings_of, fitted
-from edgewise_lab.training.labels.base import (
-    Case,
-    Label,
-    Writer,
-    kept_values,
-    label_all,
-)
+from edgewise_lab.training.labels.base import Case, Label, Writer, kept_values, label_all
 from edgewise_lab.training.publish import isotonic, save_card, save_weights
 from edgewise_lab.training.spending import Spending, SpendingMeter
 
@@ -66,16 +53,15 @@ TOP_K = 10
 """Number of log-probs in the input `top_logprobs`."""
 
 Begin = Callable[[str, int | None], Callable[..., None]]
-"""Callback as work begins, with its name and number of steps (None: unknown).
+"""Called as work begins, with its name and number of steps (None: unknown).
 
-It returns a callback for each step that is done, which gets an estimate of an unknown number.
+It returns what is called for each step, with an estimate of an unknown number.
 """
 
 
 class Training:
     """Training of one router in four stages: collect, label, fit, calibrate.
 
-    The label says how much the cloud would help at each token; the router learns to predict it.
     Each stage stores its results in a folder and the next one reads them, so stages can run apart.
     """
 
@@ -91,7 +77,7 @@ class Training:
         inputs: tuple[str, ...],
         recipe: Recipe,
         kind: str = "mlp",
-        begin: Begin = lambda name, total: _unseen,
+        begin: Begin = lambda name, total: lambda *estimate: None,
         deadline: float | None = None,
         data: Path | None = None,
         meter: SpendingMeter | None = None,
@@ -100,10 +86,9 @@ class Training:
         """`task` has the questions to train on, `calibration` those to set thresholds on.
 
         `folder` receives the checkpoint, `data` (default: `folder`/data) what it is made from.
-        `kind` is the router's name in `ROUTERS`, `module:Class` or `./file.py:Class`; `inputs` are
-        what it reads of a step. `meter` counts cloud tokens; a request to the cloud may take
-        `deadline` seconds; calibration uses `workers` threads. Raises `VocabularyMismatch` for two
-        vocabularies, and `ContextOverflow` for a question that leaves no room for an answer.
+        `kind` is the router's, `inputs` are what it reads; a consult may take `deadline` seconds;
+        calibration uses `workers` threads. Raises `VocabularyMismatch` for two vocabularies, and
+        `ContextOverflow` for a question that leaves no room for an answer.
         """
         if cloud.boundaries is not None:
             raise VocabularyMismatch(
@@ -113,7 +98,7 @@ class Training:
                 setting="cloud",
             )
         for asked in (task, calibration):
-            require_room(asked, edge, cloud)
+            systems.require_room(asked, edge, cloud)
         self.task, self.calibration = task, calibration
         self.folder, self._data = folder, data or folder / "data"
         self.meter = meter or SpendingMeter()
@@ -125,7 +110,7 @@ class Training:
         self._data.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> Fitted:
-        """Run all four stages, and return the result of the fit."""
+        """Run all four stages; return the fit."""
         self.collect()
         self.label()
         found = self.fit()
@@ -133,10 +118,9 @@ class Training:
         return found
 
     def estimate(self) -> Spending | None:
-        """Return the expected cost of `run`, measured on the first questions.
+        """Return the expected cost of `run`, by its first two stages on `PROBED` questions.
 
-        The first `PROBED` questions are collected and labelled for it; `run` reuses the results.
-        Returns None if that took no cloud tokens, since an earlier run had stored the results.
+        None if that took no cloud tokens: an earlier run had stored them.
         """
         every, few = self.task, self.task.first(PROBED)
         self.task = few
@@ -149,26 +133,20 @@ class Training:
         if probed.tokens == NOTHING:
             return None
         whole = probed.times(len(every.questions) / len(few.questions))
-        more = self._thresholds_cost()
-        return Spending(whole.tokens + more.tokens, whole.seconds + more.seconds)
-
-    def _thresholds_cost(self) -> Spending:
-        """Estimate the cost of `calibrate`: the pair's answers at several thresholds."""
+        # And the pair's answers at several thresholds.
         lengths = [len(one.ids) for one in read(self._data / ANSWERS, Sample)]
         question = self.calibration.questions[0]
-        answer = edge_alone(self.edge, self.calibration.max_tokens).ask(question)
+        answer = systems.edge_alone(self.edge, self.calibration.max_tokens).ask(question)
         mean = sum(lengths) / len(lengths) if lengths else len(answer.tokens)
-        prompt = len(question_ids(self.edge.tokenizer, question))
+        prompt = len(systems.question_ids(self.edge.tokenizer, question))
         n = len(self.calibration.questions)
         consults = round(n * mean * sum(SHARES) * TRIED)
         tokens = BilledTokens(input=round(consults * (prompt + mean / 2)), output=consults)
-        return Spending(tokens, answer.timing.total * n * len(SHARES) * TRIED)
+        seconds = answer.timing.total * n * len(SHARES) * TRIED
+        return Spending(whole.tokens + tokens, whole.seconds + seconds)
 
     def collect(self) -> None:
-        """Collect and store the texts to label, and the routers' inputs at every token of them.
-
-        The texts are answers of the cloud model or of the edge model, as `Label.text` says.
-        """
+        """Store the texts to label (`Label.text`), and the routers' inputs at all their tokens."""
         _, columns = self._collected()
         self._reference(columns)
 
@@ -178,21 +156,13 @@ class Training:
         with ExitStack() as stack:
             rollouts: dict[Writer, Rollouts] = {}
             for writer in self._label.writers:
-                made = local_rollouts(self.edge) if writer == "edge" else self._by_cloud()
-                rollouts[writer] = stack.enter_context(closing(made))
-            label_all(
-                self._label,
-                self._cases(samples, columns),
-                rollouts,
-                self._data,
-                partial(self._begin, "labels"),
-            )
+                rollouts[writer] = stack.enter_context(closing(self._rollouts(writer)))
+            cases = self._cases(samples, columns)
+            begin = partial(self._begin, "labels")
+            label_all(self._label, cases, rollouts, self._data, begin)
 
     def fit(self) -> Fitted:
-        """Fit the weights; save them, and a card (`config.json`) that has no thresholds yet.
-
-        Raises `UsageError` where not all texts are labelled.
-        """
+        """Save the fitted weights, and a card without thresholds; `UsageError` without labels."""
         values = kept_values(self._label, self._data)
         columns = self._collected()[1] if values else None
         if columns is None or not values.keys() >= set(columns.questions):
@@ -228,11 +198,10 @@ class Training:
         return found
 
     def calibrate(self, shares: Sequence[float] = SHARES) -> RouterCard:
-        """Find a threshold for each cloud share; save the card with them, and return it.
+        """Save the card with a threshold for each cloud share, and return it.
 
-        Thresholds are set on the pair's own answers to the calibration questions. A router that
-        needs no training gets its checkpoint here. Raises `UsageError` if the folder lacks a
-        trained router or holds another kind, `RouterMismatch` if it is for another edge model.
+        A router that needs no training gets its checkpoint here. Raises `UsageError` if the folder
+        lacks a trained router or holds another kind, `RouterMismatch` if it is for another edge.
         """
         card, router = self._to_calibrate()
         answers = Answers(
@@ -245,14 +214,12 @@ class Training:
             workers=self._workers,
         )
         found = thresholds_for(shares, answers)
-        questions = len(self.calibration.questions)
         card = replace(
             card,
-            thresholds={f"{share:g}": point.threshold for share, point in found.items()},
-            realised={
-                f"{share:g}": (point.share, *point.interval) for share, point in found.items()
-            },
-            calibrated_on=f"{self.calibration.name}, {questions} other questions",
+            thresholds={f"{share:g}": at.threshold for share, at in found.items()},
+            realised={f"{share:g}": (at.share, *at.interval) for share, at in found.items()},
+            calibrated_on=f"{self.calibration.name}, {len(self.calibration.questions)} other "
+            "questions",
         )
         save_card(self.folder, card)
         return card
@@ -268,7 +235,6 @@ class Training:
         )
 
     def _to_calibrate(self) -> tuple[RouterCard, Router]:
-        """Return the checkpoint's card (or a new one) without thresholds, and its router."""
         card = self._plain_card()
         if (self.folder / CONFIG).exists() or is_trained(self.kind):
             held = replace(read_card(self.folder), thresholds={}, realised={})
@@ -290,50 +256,42 @@ class Training:
         return card, router_of(card, self.folder)
 
     def _collected(self) -> tuple[list[Sample], Columns]:
-        """Return the label's texts and their table; what an earlier run collected is reused."""
         if not self.task.known:
-            answers = self._answers()
-            texts = {one.question: text_of(self.edge.tokenizer, one.ids) for one in answers}
+            answers = self._written("cloud")
+            texts = {one.question: systems.text_of(self.edge.tokenizer, one.ids) for one in answers}
             self.task = agreeing_task(self.task, texts)
         if self._label.text == "answer":
-            samples = self._answers()
+            samples = self._written("cloud")
         else:
-            own = self._own()
+            own = self._written("edge")
             done = self._begin("cloud's reading", len(own))
             samples = read_by_cloud(own, self.cloud, self._data, done, meter=self.meter)
         return samples, self._features(samples, self._label.text)
 
-    def _answers(self) -> list[Sample]:
-        return self._written("cloud's answers", self._by_cloud(), ANSWERS)
-
-    def _own(self) -> list[Sample]:
-        return self._written("edge's answers", local_rollouts(self.edge), OWN)
-
-    def _by_cloud(self) -> Rollouts:
+    def _rollouts(self, writer: Writer) -> Rollouts:
+        if writer == "edge":
+            return local_rollouts(self.edge)
         if self.cloud.local is None:
             return Rollouts(self.cloud)
         return local_rollouts(self.cloud.local, seen=self.meter.counted)
 
-    def _written(self, shown: str, rollouts: Rollouts, name: str) -> list[Sample]:
-        contexts = contexts_of(self.edge, self.cloud)
-        done = self._begin(shown, len(self.task.questions))
-        with closing(rollouts) as writer:
-            return collect_answers(
-                *(self.task, self.edge.tokenizer, writer, self._data, done),
-                contexts=contexts,
-                name=name,
-            )
+    def _written(self, by: Writer) -> list[Sample]:
+        asked = self.task, self.edge.tokenizer
+        done = self._begin(f"{by}'s answers", len(self.task.questions))
+        contexts = systems.contexts_of(self.edge, self.cloud)
+        name = OWN if by == "edge" else ANSWERS
+        with closing(self._rollouts(by)) as writer:
+            return collect_answers(*asked, writer, self._data, done, contexts=contexts, name=name)
 
     def _features(self, samples: Sequence[Sample], text: Text) -> Columns:
         done = self._begin("edge's features", len(samples))
         return collect_features(samples, text, self.edge, self._data, done)
 
     def _reference(self, columns: Columns) -> Reference:
-        """Return the quantiles for `ranks`, by the edge's own answers; () without this input."""
         if "ranks" not in self.inputs:
             return ()
         if self._label.text != "own":
-            columns = self._features(self._own(), "own")
+            columns = self._features(self._written("edge"), "own")
         return reference_of(columns.inputs["ranks"])
 
     def _cases(self, samples: Sequence[Sample], columns: Columns) -> list[Case]:
@@ -341,28 +299,21 @@ class Training:
         asked = {question.id: question for question in self.task.questions}
         ends = np.flatnonzero(np.diff(columns.sample)) + 1
         proposed = np.split(columns.proposed, ends)
-        contexts = contexts_of(self.edge, self.cloud)
+        contexts = systems.contexts_of(self.edge, self.cloud)
         return [
             Case(
                 asked[name],
                 known[name],
                 ids.tolist(),
                 self.edge.tokenizer,
-                max_answer_tokens(len(known[name].prompt), self.task.max_tokens, *contexts),
+                systems.max_answer_tokens(len(known[name].prompt), self.task.max_tokens, *contexts),
             )
             for name, ids in zip(columns.questions, proposed, strict=True)
         ]
 
 
-def _unseen(estimate: int = 0) -> None:
-    """Nobody watches the progress."""
-
-
 def kind_recorded(name: str, folder: Path) -> str:
-    """Return the router kind `name` as its card records it.
-
-    In `file.py:Class` the path becomes relative to `folder`; other names are returned unchanged.
-    """
+    """Return the router kind as its card records it: the path of `file.py:Class` from `folder`."""
     file = code_file(name)
     if file is None:
         return name
@@ -371,10 +322,6 @@ def kind_recorded(name: str, folder: Path) -> str:
 
 
 def reference_of(values: Floats) -> Reference:
-    """Return `QUANTILES` (65) evenly spaced quantiles of each column of float32[n, m] values.
-
-    They have six digits; the router's card keeps them. The router's input `ranks` says where among
-    them a value lies, from 0 to 1.
-    """
+    """Return `QUANTILES` quantiles, to six digits, of each column of float32[n, m] values."""
     quantiles = np.quantile(values, np.linspace(0.0, 1.0, QUANTILES), axis=0)
     return tuple(tuple(float(f"{x:.6g}") for x in column) for column in quantiles.T)

@@ -19,19 +19,13 @@ class Spending(NamedTuple):
 
     def times(self, factor: float) -> "Spending":
         """Return the spending with all amounts multiplied by `factor`."""
-        one = self.tokens
-        tokens = BilledTokens(
-            input=round(one.input * factor),
-            cached=round(one.cached * factor),
-            output=round(one.output * factor),
-        )
+        counts = self.tokens.input, self.tokens.cached, self.tokens.output
+        read, cached, output = (round(count * factor) for count in counts)
+        tokens = BilledTokens(input=read, cached=cached, output=output)
         return Spending(tokens, self.seconds * factor)
 
     def described(self, price: Price | None) -> str:
-        """Return time and tokens in words, and their cost if a price is given.
-
-        For example: "0:12:30, 5,000 tokens written by the cloud and 90,000 read, 1.20 EUR".
-        """
+        """Return "0:12:30, 5,000 tokens written by the cloud and 90,000 read, 1.20 EUR"."""
         read = self.tokens.input + self.tokens.cached
         taken = timedelta(seconds=round(self.seconds))
         told = f"{taken}, {self.tokens.output:,} tokens written by the cloud and {read:,} read"
@@ -42,10 +36,7 @@ class Spending(NamedTuple):
 
 
 class SpendingMeter:
-    """Counts cloud tokens, and the seconds since it was created.
-
-    Prompt tokens that a cloud does not report as cached count at the full price (`input`).
-    """
+    """Counts cloud tokens, and the seconds since it was created."""
 
     def __init__(self) -> None:
         self.tokens, self._begun = NOTHING, time.monotonic()
@@ -58,11 +49,10 @@ class SpendingMeter:
 
     @property
     def spent(self) -> Spending:
-        """The tokens counted so far, and the seconds since this meter was created."""
         return Spending(self.tokens, time.monotonic() - self._begun)
 
     def counted(self, cloud: CloudModel) -> CloudModel:
-        """Return a wrapper of `cloud` whose answered requests are counted here, in tokens."""
+        """Return a wrapper of `cloud` whose answered requests are counted here."""
         return WrappedCloud(cloud, observed(self._completed))
 
     def _completed(self, prompt: int, reply: Completion) -> None:

@@ -26,7 +26,7 @@ _EVERY = 16
 
 
 class RowAnswer(NamedTuple):
-    """An answer's ids; for each id, whether the cloud wrote it, and the `Rule`'s signal there."""
+    """An answer's ids [n]; whether the cloud wrote each, and the `Rule`'s signal there."""
 
     ids: NDArray[np.int64]
     by_cloud: NDArray[np.bool_]
@@ -38,11 +38,7 @@ Asked = tuple[int, Rule, float]
 
 
 class RowEngine:
-    """Decodes a batch of answers, one a row, with both models in step on one device.
-
-    In each row a rule of its own picks which model's token is written. The models share a
-    vocabulary.
-    """
+    """Decodes answers, one a row, with both models (of one vocabulary) in step on one device."""
 
     def __init__(self, edge: RowModel, cloud: RowModel, tokenizer: Tokenizer) -> None:
         self.torch: Any = edge.torch
@@ -57,15 +53,14 @@ class RowEngine:
         )
 
     def ended(self, ids: Tensor) -> Tensor:
-        """Return which of the ids are end-of-sequence tokens, as a mask."""
         return self.torch.isin(ids, self._ends)
 
     def answers(
         self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], asked: Sequence[Asked]
     ) -> list[RowAnswer]:
-        """Return an answer for each of `asked` (index of a prompt, rule, threshold), in one batch.
+        """Return an answer for each of `asked`, made in one batch.
 
-        `prompts` are token ids; an answer to `prompts[i]` may have `rooms[i]` tokens at most.
+        `prompts` are token ids; an answer to `prompts[i]` has at most `rooms[i]` tokens.
         """
         with self.torch.inference_mode():
             rows = _Rows(self, prompts, rooms, asked)
@@ -79,11 +74,10 @@ class RowEngine:
         rooms: Sequence[int],
         asked: Sequence[Asked],
         rows: int | None = None,
-    ) -> Iterator[tuple[Sequence[Asked], list[RowAnswer]]]:
-        """Make `answers` in batches of at most `rows`, in the order of `asked`.
+    ) -> Iterator[list[RowAnswer]]:
+        """Yield the `answers` in batches of at most `rows`, in the order of `asked`.
 
-        Yields, for each batch, its part of `asked` and the answers to it. `rows` defaults to
-        `ROWS_ON_GPU` or `ROWS_ON_CPU`; the other arguments are as for `answers`.
+        `rows` defaults to `ROWS_ON_GPU` or `ROWS_ON_CPU`.
         """
         size = rows or (ROWS_ON_GPU if self.device.type != "cpu" else ROWS_ON_CPU)
         for begin in range(0, len(asked), size):
@@ -91,7 +85,7 @@ class RowEngine:
             used = sorted({one for one, _, _ in part})
             own = [(used.index(one), rule, threshold) for one, rule, threshold in part]
             few = [prompts[one] for one in used], [rooms[one] for one in used]
-            yield part, self.answers(*few, own)
+            yield self.answers(*few, own)
 
 
 class _Rows:
@@ -99,7 +93,7 @@ class _Rows:
 
     def __init__(
         self,
-        engine: "RowEngine",
+        engine: RowEngine,
         prompts: Sequence[Sequence[int]],
         rooms: Sequence[int],
         asked: Sequence[Asked],
@@ -156,7 +150,7 @@ class _Rows:
         return True
 
     def _chosen(self, seen: Seen, wants: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each row's token, whether it is the cloud's, and if its window is rolled back."""
+        """Return each row's token, if it is the cloud's, and if its window is rolled back."""
         where, waiting = self._torch.where, self._pending >= 0
         agrees = seen.edge == seen.cloud
         self._agreed = self._agreed + (waiting & agrees)

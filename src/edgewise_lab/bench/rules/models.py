@@ -20,11 +20,10 @@ PREFILLED = 64
 
 
 class RowModel:
-    """A causal language model that decodes many rows together, a sequence of ids each.
+    """A causal language model that decodes many rows of ids together.
 
-    It must consist of attention layers, so that ids of a row can be masked later; a config whose
-    `layer_types` name others raises `UsageError`. `context` is its longest sequence in ids;
-    `fingerprint` identifies its weights, as that of an `EdgeModel` does.
+    Ids are masked later, so layers other than attention raise `UsageError`. `context` is its
+    longest sequence in ids; `fingerprint` is as in `EdgeModel`.
     """
 
     def __init__(self, network: Any, fingerprint: str = "") -> None:
@@ -46,8 +45,7 @@ class RowModel:
     def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
         """Prefill prompts into a new KV cache; return the logits [rows, vocabulary] after them.
 
-        `ids` and `mask` (1 for an id) are [prompts, columns], padded on the left by zeros. `rows`
-        has the index of each row's prompt; rows may share one.
+        `ids` and `mask` are as `padded` returns them; `rows` has the index of each row's prompt.
         """
         caches: list[Any] = []
         logits: list[Tensor] = []
@@ -67,8 +65,8 @@ class RowModel:
     def step(self, ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         """Add `ids` [rows, n] to the KV cache; return the logits [rows, vocabulary] after the last.
 
-        `places` [rows, n] are their positions. `mask` [rows, columns] has a column for each id in
-        the KV cache, then one for each in `ids`: 1 if attention may see that id, else 0.
+        `places` [rows, n] are their positions. `mask` [rows, columns] is 1 for each id of the KV
+        cache, and then of `ids`, that attention may see.
         """
         with self.torch.inference_mode():
             made = self._network(
@@ -92,9 +90,8 @@ _ATTENTION = {"full_attention", "sliding_attention"}
 def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto") -> RowModel:
     """Open the model at an address: one that transformers loads, or a GGUF of Qwen2 or Llama.
 
-    It runs in float32 on the CPU, else in bfloat16; the device `auto` is the accelerator, if torch
-    finds one. `role` says which model "bundled" is, and errors name it. Raises `AddressError`,
-    `ModelError`, or `UsageError` for another kind of model, or without libraries or device.
+    It runs in float32 on the CPU, else in bfloat16. `role` says which model "bundled" is. Raises
+    `AddressError`, `ModelError`, or `UsageError` without libraries or device.
     """
     torch, transformers = imported("transformers", "torch", "transformers")
     device = device_of(torch, device)
@@ -116,10 +113,7 @@ def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto"
 
 
 def device_of(torch: Any, name: str) -> str:
-    """Return the torch device `name`; for "auto" the accelerator that torch finds, else "cpu".
-
-    Raises `UsageError` for a device that torch lacks.
-    """
+    """Return `name`, or for "auto" an accelerator or "cpu"; `UsageError` for what torch lacks."""
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
         return "cpu" if found is None else str(found.type)
@@ -193,19 +187,7 @@ def _of_gguf(torch: Any, transformers: Any, path: Path) -> Any:
         state[own] = weight
     with torch.device("meta"):
         network = transformers.AutoModelForCausalLM.from_config(config)
-    return _filled(torch, network, state, path)
-
-
-def _name(tensor: str) -> str:
-    if tensor in _WHOLE:
-        return _WHOLE[tensor]
-    _, number, part, *rest = [*tensor.split(".", 3), "", "", ""][:4]
-    return f"model.layers.{number}.{_LAYER.get(part, part)}.{rest[0]}"
-
-
-def _filled(torch: Any, network: Any, state: dict[str, Tensor], path: Path) -> Any:
-    tied = network.config.tie_word_embeddings
-    if tied:
+    if tied := config.tie_word_embeddings:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     try:
         network.load_state_dict(state, assign=True)
@@ -218,8 +200,15 @@ def _filled(torch: Any, network: Any, state: dict[str, Tensor], path: Path) -> A
     if tied:
         network.tie_weights()
     # The rotary tables are computed, not loaded: no file holds them.
-    network.model.rotary_emb = type(network.model.rotary_emb)(config=network.config)
+    network.model.rotary_emb = type(network.model.rotary_emb)(config=config)
     return network
+
+
+def _name(tensor: str) -> str:
+    if tensor in _WHOLE:
+        return _WHOLE[tensor]
+    _, number, part, *rest = [*tensor.split(".", 3), "", "", ""][:4]
+    return f"model.layers.{number}.{_LAYER.get(part, part)}.{rest[0]}"
 
 
 def padded(torch: Any, prompts: Sequence[Sequence[int]], device: Any) -> tuple[Tensor, Tensor]:

@@ -25,12 +25,9 @@ _LEAST_MEAN = 0.05
 class Rule(msgspec.Struct, frozen=True):
     """A rule by which the cloud writes some tokens: those where a signal reaches a threshold.
 
-    A signal is a number for each token, such as the edge's entropy; `signal` is its name, a key of
-    `SIGNALS`. A rule that `verifies` applies only where the two models' tokens differ; if an
-    answer's first tokens differ, it applies whatever the signal is. `then` says what the cloud
-    writes where the rule applies: the token, the rest of the word too, or the token unless the
-    models agree on the next few (see `Then`). If `threshold` is None, one is searched for each
-    cloud share.
+    `signal` is a key of `SIGNALS`. A rule that `verifies` applies only where the two models' tokens
+    differ, and always where an answer's first tokens do. If `threshold` is None, one is searched
+    for each cloud share.
     """
 
     name: str
@@ -59,11 +56,10 @@ CLOUD = Rule("cloud", "random", verifies=False, threshold=-1.0)
 class Seen(NamedTuple):
     """What both models predict for the next token of each row; fields [rows], log-probs in nats.
 
-    `edge` and `cloud` are the models' likeliest ids. The edge gives its id the log-prob `edge_p`,
-    its second choice `second`; the cloud gives the edge's id `cloud_p`, its own id `best`.
-    `entropy` is that of the edge's distribution. `rank` is the number of ids that the cloud finds
-    likelier than the edge's. `mean` is the mean of -`cloud_p` over recent tokens, `random` a number
-    from 0 to 1.
+    `edge` and `cloud` are the likeliest ids. The edge gives its own `edge_p` and its second choice
+    `second`; the cloud gives the edge's `cloud_p` and its own `best`. `entropy` is the edge's;
+    `rank` counts the ids that the cloud finds likelier than the edge's. `mean` is that of
+    -`cloud_p` over recent tokens, `random` a number from 0 to 1.
     """
 
     edge: Tensor
@@ -120,11 +116,7 @@ def look(torch: Any, logits: Sequence[Tensor], mean: Tensor, random: Tensor) -> 
 
 
 class RuleColumns(NamedTuple):
-    """The rules of a batch as tensors [rows], one rule a row, with the meaning of `Rule`'s fields.
-
-    `signal` is an index into `SIGNALS`. `word` and `window` are true where `Rule.then` is "word" or
-    "window".
-    """
+    """The rules of a batch as tensors [rows]; `signal` is an index into `SIGNALS`."""
 
     signal: Tensor
     threshold: Tensor
@@ -133,10 +125,9 @@ class RuleColumns(NamedTuple):
     window: Tensor
 
     def wants(self, torch: Any, seen: Seen, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for each row whether its rule wants the cloud to write the token, and the signal.
+        """Return for each row whether its rule wants the cloud's token, and the signal.
 
-        `first` is true where a row is at its answer's first token. The signal is -inf where the
-        rule verifies and both models have the same token.
+        `first` marks answers' first tokens. Where a rule verifies and the models agree, it is -inf.
         """
         every = torch.stack([signal(seen) for signal in SIGNALS.values()])
         own = every.gather(0, self.signal[None])[0]
@@ -146,7 +137,6 @@ class RuleColumns(NamedTuple):
 
 
 def columns_of(torch: Any, rules: Sequence[tuple[Rule, float]], device: Any) -> RuleColumns:
-    """Return the rules of a batch as tensors, from a rule and its threshold for each row."""
     names = list(SIGNALS)
     columns = (
         [names.index(rule.signal) for rule, _ in rules],

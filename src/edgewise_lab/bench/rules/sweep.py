@@ -11,18 +11,10 @@ from edgewise.edge.base import Tokenizer
 from edgewise.errors import ContextOverflow
 from edgewise_lab.bench.rules.engine import Asked, RowAnswer, RowEngine
 from edgewise_lab.bench.rules.rule import CLOUD, EDGE, Rule
+from edgewise_lab.evaluation import systems
 from edgewise_lab.evaluation.calibration import SETTLED
 from edgewise_lab.evaluation.store import Cell, Store
-from edgewise_lab.evaluation.systems import (
-    Outcome,
-    as_graded_today,
-    graded,
-    is_cut,
-    max_answer_tokens,
-    question_ids,
-    text_of,
-    written,
-)
+from edgewise_lab.evaluation.systems import Outcome
 from edgewise_lab.evaluation.tasks.base import Task
 from edgewise_lab.evaluation.tasks.grading import agreeing_task
 
@@ -60,10 +52,7 @@ class Sweep:
         done: Callable[[int], None] = lambda count: None,
         rows: int | None = None,
     ) -> None:
-        """`context` is the longest sequence, in ids; a batch has at most `rows` answers.
-
-        `done` is called after each batch with its number of answers.
-        """
+        """`context` is the longest sequence in ids; `done` gets each batch's number of answers."""
         self._engine, self._tokenizer, self._store = engine, tokenizer, store
         self._context, self._done, self._rows = context, done, rows
 
@@ -72,10 +61,9 @@ class Sweep:
     ) -> dict[Cell, list[Outcome]]:
         """Return the outcomes of edge alone, cloud alone, and every rule at every cloud share.
 
-        The keys are `Cell`s (name, cloud share); a rule with a fixed threshold has a single key,
-        with the share None. Thresholds are found on the questions of `calibration`. Outcomes and
-        thresholds in the store are reused, new ones stored. Unknown right answers are replaced by
-        the cloud's. Raises `ContextOverflow` for a question that leaves no room for an answer.
+        A rule with a fixed threshold has the share None. Thresholds are found on `calibration`.
+        What the store has is reused. The cloud's answers stand in for unknown right ones. Raises
+        `ContextOverflow` for a question that leaves no room for an answer.
         """
         fixed = [rule for rule in (EDGE, CLOUD, *rules) if rule.threshold is not None]
         asked = [(rule, share) for share in shares for rule in rules if rule.threshold is None]
@@ -83,7 +71,7 @@ class Sweep:
         found = self._thresholds(calibration, asked)
         cells |= {Cell(wish[0].name, wish[1]): (wish[0], found[wish]) for wish in asked}
         self._answer(task, cells)
-        grades = as_graded_today if task.known else graded
+        grades = systems.as_graded_today if task.known else systems.graded
         if not task.known:
             replies = (self._store.get(Cell(CLOUD.name), one) for one in task.questions)
             task = agreeing_task(task, {one.question: one.text for one in replies if one})
@@ -102,34 +90,29 @@ class Sweep:
         """Return a threshold for each (rule, share): a stored one, or one found now and stored."""
         cells = {wish: Cell(wish[0].name, wish[1]) for wish in wishes}
         known = {wish: self._store.threshold(cell) for wish, cell in cells.items()}
-        lacking = [wish for wish, threshold in known.items() if threshold is None]
         found = {wish: threshold for wish, threshold in known.items() if threshold is not None}
-        for wish, threshold in self._searched(task, lacking) if lacking else ():
-            self._store.set_threshold(cells[wish], threshold)
-            found[wish] = threshold
-        return found
-
-    def _searched(
-        self, task: Task, wishes: Sequence[tuple[Rule, float]]
-    ) -> Iterator[tuple[tuple[Rule, float], float]]:
-        """Yield a threshold for each (rule, share), by trial: cloud tokens change later signals."""
-        rules = list(dict.fromkeys(rule for rule, _ in wishes))
+        lacking = [wish for wish in wishes if wish not in found]
+        # By trial: the cloud's tokens change later signals.
+        rules = list(dict.fromkeys(rule for rule, _ in lacking))
         alone = dict(zip(rules, self._tried(task, [(one, np.inf) for one in rules]), strict=True))
-        last = {wish: alone[wish[0]] for wish in wishes}
+        last = {wish: alone[wish[0]] for wish in lacking}
         best = dict(last)
         for _ in range(ROUNDS):
             far = [w for w, at in best.items() if abs(at.share - w[1]) > SETTLED * w[1]]
             tries = [(wish[0], last[wish].nearer(wish[1])) for wish in far]
-            for wish, found in zip(far, self._tried(task, tries), strict=True):
-                last[wish] = found
-                if abs(found.share - wish[1]) < abs(best[wish].share - wish[1]):
-                    best[wish] = found
-        yield from ((wish, at.threshold) for wish, at in best.items())
+            for wish, tried in zip(far, self._tried(task, tries), strict=True):
+                last[wish] = tried
+                if abs(tried.share - wish[1]) < abs(best[wish].share - wish[1]):
+                    best[wish] = tried
+        for wish, at in best.items():
+            self._store.set_threshold(cells[wish], at.threshold)
+            found[wish] = at.threshold
+        return found
 
     def _tried(self, task: Task, tries: Sequence[tuple[Rule, float]]) -> list[_Tried]:
         """Answer all questions with each (rule, threshold); return what it realised over all."""
         asked = [(at, *one) for at in range(len(task.questions)) for one in tries]
-        answers = [answer for _, some, _ in self._batches(task, asked) for answer in some]
+        answers = [answer for some, _ in self._batches(task, asked) for answer in some]
         found: list[_Tried] = []
         for number, (_, threshold) in enumerate(tries):
             own = answers[number :: len(tries)]
@@ -148,15 +131,15 @@ class Sweep:
         ]
         waiting = iter(missing)
         asked = [(at, *cells[cell]) for at, cell in missing]
-        for _, answers, seconds in self._batches(task, asked):
+        for answers, seconds in self._batches(task, asked):
             tokens = sum(len(answer.ids) for answer in answers)
             for answer, (at, cell) in zip(answers, waiting, strict=False):
                 ids, by_cloud = answer.ids.tolist(), int(answer.by_cloud.sum())
-                outcome = written(
+                outcome = systems.written(
                     task.questions[at],
-                    text_of(self._tokenizer, ids),
+                    systems.text_of(self._tokenizer, ids),
                     len(ids),
-                    cut=is_cut(self._tokenizer, ids),
+                    cut=systems.is_cut(self._tokenizer, ids),
                     cloud_tokens=by_cloud,
                     consults=1 if cell == Cell(CLOUD.name) else by_cloud,
                     seconds=seconds * len(ids) / tokens,
@@ -165,12 +148,12 @@ class Sweep:
 
     def _batches(
         self, task: Task, asked: Sequence[Asked]
-    ) -> Iterator[tuple[Sequence[Asked], list[RowAnswer], float]]:
-        """Yield, as each batch ends, its part of `asked`, the answers and the batch's seconds."""
+    ) -> Iterator[tuple[list[RowAnswer], float]]:
+        """Yield the answers of each batch as it ends, with its seconds."""
         if not asked:
             return
-        prompts = [question_ids(self._tokenizer, question) for question in task.questions]
-        rooms = [max_answer_tokens(len(p), task.max_tokens, self._context) for p in prompts]
+        prompts = [systems.question_ids(self._tokenizer, one) for one in task.questions]
+        rooms = [systems.max_answer_tokens(len(p), task.max_tokens, self._context) for p in prompts]
         for question, room in zip(task.questions, rooms, strict=True):
             if room < 1:
                 raise ContextOverflow(
@@ -179,7 +162,7 @@ class Sweep:
                     setting="ctx",
                 )
         begun = time.monotonic()
-        for part, answers in self._engine.in_batches(prompts, rooms, asked, self._rows):
-            yield part, answers, time.monotonic() - begun
-            self._done(len(part))
+        for answers in self._engine.in_batches(prompts, rooms, asked, self._rows):
+            yield answers, time.monotonic() - begun
+            self._done(len(answers))
             begun = time.monotonic()

@@ -12,6 +12,7 @@ import msgspec
 
 from edgewise.errors import UsageError
 from edgewise.prompts import Message
+from edgewise.registry import imported
 
 LETTERS = string.ascii_lowercase
 """Letters that label the choices of a question, in order."""
@@ -26,12 +27,11 @@ class Question(msgspec.Struct, frozen=True):
     `prompt` is the user's last message, `before` the conversation before it. `family` names the
     kind of question, for figures by kind. `choices` are the texts to choose from, if any.
 
-    `check` is the way of grading. It says what `answer` is: for `choice` the right choice's text;
-    `number`: the right number; `contains`: words that the reply must contain; `exact`: the whole
-    reply; `regex`: a regular expression that occurs in it; `words`: a text with similar content
-    words (`overlap`); `code`: Python that tests the reply's code; `json`: a JSON Schema; `read`: a
-    sentence that tells a person how to grade. If `known` is False there is no right answer, and the
-    cloud model's reply takes its place (`agreeing`). `reference` is a whole right reply.
+    `check`, the way of grading, says what `answer` is: the right choice's text, the number, words
+    that the reply must contain, the whole reply (`exact`), a regular expression that occurs in it,
+    a text with similar content words (`words`, see `overlap`), Python that tests the reply's
+    `code`, a JSON Schema, or (`read`) what a person looks for. Unless `known`, the cloud's reply
+    takes its place (`agreeing`). `reference` is a whole right reply.
 
     Raises `UsageError` for an answer that `check` cannot use, and for more than 26 choices.
     """
@@ -53,7 +53,7 @@ class Question(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What is asked, as one text: "role: content" for each message before, then the prompt."""
+        """What is asked, as one text: "role: content" a message before, then the prompt."""
         return "\n".join([*(f"{turn.role}: {turn.content}" for turn in self.before), self.prompt])
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def _unusable(check: Grading, answer: str) -> str | None:
-    """Return why `check` cannot use an answer, to follow "is not"; None if it can."""
+    """Return why `check` cannot use an answer, to follow "is not"."""
     try:
         match check:
             case "regex":
@@ -98,19 +98,14 @@ def _unusable(check: Grading, answer: str) -> str | None:
 
 def _require_schema(text: str) -> None:
     """Raise `ValueError` if `text` is no JSON Schema, `UsageError` without the library."""
-    try:
-        from jsonschema import SchemaError
-        from jsonschema.validators import Draft202012Validator, validator_for
-    except ImportError as error:
-        raise UsageError(
-            "Checking JSON needs jsonschema", hint="pip install 'edgewise[lab]'"
-        ) from error
+    validators, exceptions = imported("lab", "jsonschema.validators", "jsonschema.exceptions")
     schema: object = json.loads(text)
     if not isinstance(schema, dict):
         raise ValueError("it is no object")
     try:
-        validator_for(schema, default=Draft202012Validator).check_schema(schema)
-    except SchemaError as error:
+        kind = validators.validator_for(schema, default=validators.Draft202012Validator)
+        kind.check_schema(schema)
+    except exceptions.SchemaError as error:
         raise ValueError(error.message) from error
 
 
@@ -123,17 +118,16 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def known(self) -> bool:
-        """Whether every right answer is known."""
         return all(question.known for question in self.questions)
 
     @property
     def to_read(self) -> int:
-        """The number of questions whose replies a person must grade."""
+        """Number of questions whose replies a person must grade."""
         return sum(question.check == "read" for question in self.questions)
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families (kinds of questions), in the order of their first questions."""
+        """The families, in the order of their first questions."""
         return tuple(dict.fromkeys(question.family for question in self.questions))
 
     def first(self, limit: int | None) -> "Task":
@@ -152,10 +146,9 @@ class TaskSource(Protocol):
     """Whether `open` also reads a local copy of the published file."""
 
     def open(self, split: Split, data: Path | None = None) -> Task:
-        """Return the questions of `split`, which is one of `splits`, or those of the file `data`.
+        """Return the questions of `split`, or all of `data`, a local copy if the source is `local`.
 
-        `data` is a local copy of a published file, for sources that are `local`; `split` is then
-        ignored. Raises `UsageError` if the questions cannot be read.
+        Raises `UsageError` if they cannot be read.
         """
         ...
 
@@ -164,15 +157,12 @@ TRAINED_ON, MAX_TRAINED_ON = "trained_on.txt", 64 << 20
 
 
 def digest(prompt: str) -> str:
-    """Return the first 16 hex digits of a text's SHA-256, by which `trained_on.txt` lists it."""
+    """Return the start of a text's SHA-256, as `trained_on.txt` lists it."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
 def trained_digests(folder: Path) -> frozenset[str]:
-    """Return the digests (`digest`) of the questions that a router's checkpoint was trained on.
-
-    Empty if the folder has no `trained_on.txt`. Raises `UsageError` if that file is too large.
-    """
+    """Return the digests of the questions that a checkpoint was trained on, if it lists any."""
     path = folder / TRAINED_ON
     if not path.is_file():
         return frozenset()

@@ -60,7 +60,7 @@ class _Row(msgspec.Struct, frozen=True):
 class CommonsenseQa(TaskSource):
     """CommonsenseQA from the hub or a local file; replies are to end with "Answer: X".
 
-    The split "test" is the published development set, since the test set's answers are unpublished.
+    "test" is the published development set: the test set's answers are unpublished.
     """
 
     name = "commonsenseqa"
@@ -69,12 +69,20 @@ class CommonsenseQa(TaskSource):
     max_tokens = MAX_TOKENS
 
     def open(self, split: Split, data: Path | None = None) -> Task:
-        questions = _published(FILES[split]) if data is None else _local(data)
+        if data is None:
+            rows = read_parquet(HUB, FILES[split], _Row)
+            questions = [
+                _question(row.id, row.question, row.choices.label, row.choices.text, row.answerKey)
+                for row in rows
+            ]
+        else:
+            questions = [_of_line(line) for _, line in read_lines(data, _Line)]
         return Task(self.name, tuple(map(self._asked, questions)), self.max_tokens)
 
     def _asked(self, question: Question) -> Question:
         """Return the question with a full prompt in place of its stem (the bare question)."""
-        listed = "\n".join(f"{label}) {text}" for label, text in _labelled(question))
+        labelled = zip(LETTERS.upper(), question.choices or (), strict=False)
+        listed = "\n".join(f"{label}) {text}" for label, text in labelled)
         return replace(question, prompt=f"{question.prompt}\n{listed}\n\n{CHAT_FORMAT}")
 
 
@@ -85,34 +93,16 @@ class CommonsenseQaPaper(CommonsenseQa):
     max_tokens = PAPER_TOKENS
 
     def _asked(self, question: Question) -> Question:
-        listed = " ".join(f"{label}. {text}" for label, text in _labelled(question))
+        labelled = zip(LETTERS.upper(), question.choices or (), strict=False)
+        listed = " ".join(f"{label}. {text}" for label, text in labelled)
         prompt = f"Question: {question.prompt} Choices: {listed} {FORMAT}"
         return replace(question, prompt=prompt)
 
 
-def _labelled(question: Question) -> list[tuple[str, str]]:
-    assert question.choices is not None
-    return list(zip(LETTERS.upper(), question.choices, strict=False))
-
-
-def _published(file: str) -> list[Question]:
-    return [
-        _question(row.id, row.question, row.choices.label, row.choices.text, row.answerKey)
-        for row in read_parquet(HUB, file, _Row)
-    ]
-
-
-def _local(data: Path) -> list[Question]:
-    return [
-        _question(
-            line.id,
-            line.question.stem,
-            [choice.label for choice in line.question.choices],
-            [choice.text for choice in line.question.choices],
-            line.answerKey,
-        )
-        for _, line in read_lines(data, _Line)
-    ]
+def _of_line(line: _Line) -> Question:
+    asked = line.question
+    labels, texts = [one.label for one in asked.choices], [one.text for one in asked.choices]
+    return _question(line.id, asked.stem, labels, texts, line.answerKey)
 
 
 def _question(

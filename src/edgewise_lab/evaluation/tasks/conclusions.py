@@ -1,7 +1,7 @@
 """Find what a reply concludes if its prompt asks to end with "Answer: X" (the chat form)."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from edgewise_lab.evaluation.tasks.base import LETTERS
@@ -44,7 +44,7 @@ _MARKED = r"(?:\*\*|__|\\boxed\s*\{)([^*\n{}]+)(?:\*\*|__|\})"
 
 
 def concluded(text: str) -> str | None:
-    """Return what follows "Answer:" if the last line, and no other, begins with it, else None."""
+    """Return what follows "Answer:" if the last line, and no other, begins with it."""
     lines = [line.strip() for line in _unmarked(text).splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(_LINE)]
     if len(said) != 1 or said != lines[-1:]:
@@ -53,18 +53,14 @@ def concluded(text: str) -> str | None:
 
 
 def says_number(text: str) -> Fraction | None:
-    """Return NUMBER of a last line "Answer: NUMBER" (5 for "5%" as for "$5"), or else None."""
+    """Return NUMBER of a last line "Answer: NUMBER" (5 for "5%" as for "$5")."""
     said = concluded(_readable(text))
     found = _NUMBER.fullmatch(said.removesuffix("%").rstrip()) if said else None
     return _value(found) if found else None
 
 
 def number_in(text: str) -> Fraction | None:
-    r"""Return the number that a reply concludes with, or None if it has no number.
-
-    Of the places after "answer", after "####" and in \boxed{}, the last with a number counts;
-    without such a place, the last number of the reply does.
-    """
+    r"""Return the last number after "answer", after "####" or in \boxed{}, or else the last."""
     text = _readable(text)
     marks = r"\\boxed\s*\{([^}\n]*)", r"####[ \t]*(\S*\d\S*)[ \t]*(?=\n|$)"
     marked = [(f.start(), f[1]) for mark in marks for f in re.finditer(mark, text)]
@@ -80,16 +76,13 @@ def number_in(text: str) -> Fraction | None:
 
 
 def number_from(answer: str) -> Fraction | None:
-    """Return the value of the first number in `answer`, a question's right answer, or None."""
+    """Return the first number in `answer`, a question's right answer."""
     found = _NUMBER.search(_readable(answer))
     return _value(found) if found else None
 
 
 def says_choice(text: str, choice: str, letter: str | None) -> bool:
-    """Whether the last line is "Answer:" and this choice's letter, alone or with its text.
-
-    Without a `letter` the line must have the choice's text alone.
-    """
+    """Whether the last line is "Answer:" and this letter, alone or with the text, or the text."""
     own = rf"(?i:{re.escape(_named_as(choice))})"
     forms = own
     if letter:
@@ -102,9 +95,8 @@ def says_choice(text: str, choice: str, letter: str | None) -> bool:
 def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
     """Return which of `choices` the reply's last conclusion names; None if none or several.
 
-    A conclusion is what follows "the answer is" or "Answer:", or precedes "is correct". In a reply
-    without one, a line that is only a choice counts, or else the last bold, boxed or bracketed
-    choice inside a line. A letter with the text of another choice names two choices (None).
+    A conclusion follows "the answer is" or "Answer:", or precedes "is correct". Without one, a line
+    that is only a choice counts, or else the last bold, boxed or bracketed choice inside a line.
     """
     names = [_named_as(choice) for choice in choices]
     plain = _unmarked(text)
@@ -119,7 +111,6 @@ _Place = tuple[int, set[str]]
 
 
 def _cued(text: str, choices: Sequence[str]) -> Iterator[_Place]:
-    """Yield the choices that follow "the answer is" and similar words."""
     for cue in _CUE.finditer(text):
         rest = _rest(text, cue.end())
         filler = _FILLER.match(rest)
@@ -129,7 +120,6 @@ def _cued(text: str, choices: Sequence[str]) -> Iterator[_Place]:
 
 
 def _called_right(text: str, choices: Sequence[str]) -> Iterator[_Place]:
-    """Yield the choices, by letter, that precede "is the right answer" and similar words."""
     for letter in re.finditer(rf"\(?\b[{LETTERS[: len(choices)].upper()}]\b", text):
         one = _first(text[letter.start() :].partition("\n")[0], choices)
         if one and _RIGHT.match(one[1]):
@@ -143,7 +133,9 @@ def _alone(text: str, choices: Sequence[str]) -> Iterator[_Place]:
     if len({name for names in each for name in names}) == 1:
         yield 0, next(names for names in each if names)
     elif len(lines) == 1:
-        held = _named(lines[0], choices) or set(_inside(lines[0], choices))
+        held = _named(lines[0], choices) or {
+            one for one in choices if re.search(rf"(?i)(?<!\w){re.escape(one)}(?!\w)", lines[0])
+        }
         if longest := {one for one in held if not any(one in more for more in held - {one})}:
             yield 0, longest
     elif lines and each[-1] and not each[-2]:
@@ -164,10 +156,6 @@ def _exactly(said: str, choices: Sequence[str]) -> set[str]:
     return one[0] if one and not one[1].strip(" .!:)") else set()
 
 
-def _inside(text: str, choices: Sequence[str]) -> Iterable[str]:
-    return (one for one in choices if re.search(rf"(?i)(?<!\w){re.escape(one)}(?!\w)", text))
-
-
 def _named(rest: str, choices: Sequence[str]) -> set[str]:
     """Return the choices at the beginning of `rest`, several if joined by "or" or "and"."""
     named: set[str] = set()
@@ -181,9 +169,9 @@ def _named(rest: str, choices: Sequence[str]) -> set[str]:
 
 
 def _first(rest: str, choices: Sequence[str]) -> tuple[set[str], str] | None:
-    """Return the choice at the beginning of `rest`, by letter, text or both, and what follows it.
+    """Return the choice that `rest` begins with, by letter, text or both, and what follows it.
 
-    None if there is no choice. If letter and text do not agree, both choices are returned.
+    If letter and text do not agree, both choices are returned.
     """
     letters = LETTERS[: len(choices)]
     label = re.match(rf"[(\[{{'\"]?([{letters}])\b(?:[)\]}}'\"](?!\w))?", rest, re.IGNORECASE)
@@ -220,7 +208,7 @@ def _is_label(label: "re.Match[str]", rest: str) -> bool:
 
 
 def _text(rest: str, choices: Sequence[str]) -> tuple[str, str] | None:
-    """Return the longest choice with whose text `rest` begins, and what follows it, or None."""
+    """Return the longest choice that `rest` begins with, and what follows it."""
     for choice in sorted(choices, key=len, reverse=True):
         if found := re.match(rf"(?i){re.escape(choice)}(?!\w)", rest):
             return choice, rest[found.end() :]
@@ -232,12 +220,10 @@ def _by(letter: str, choices: Sequence[str]) -> str:
 
 
 def _named_as(choice: str) -> str:
-    """Return a choice's text without markup and a final period."""
     return _unmarked(choice).strip().rstrip(".") or choice
 
 
 def _unmarked(text: str) -> str:
-    """Return the text without marks of Markdown and LaTeX."""
     return _MARKUP.sub("", _BOX.sub(r"\1", _BOX.sub(r"\1", text)))
 
 
@@ -247,7 +233,7 @@ def _readable(text: str) -> str:
 
 
 def _rest(text: str, start: int) -> str:
-    """Return the rest of the line from `start` on, or if that is empty the next line with text."""
+    """Return the rest of the line, or if that is empty the next line with text."""
     return text[start : start + _LONGEST].lstrip(" \t\r\n:#").partition("\n")[0]
 
 

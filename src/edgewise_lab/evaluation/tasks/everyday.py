@@ -33,19 +33,15 @@ class Everyday(TaskSource):
 
 
 def first(count: int) -> Task:
-    """Return the first `count` everyday prompts, without those that cannot be graded here.
-
-    Left out are prompts that ask for code, since grading would run it, and, if the library
-    jsonschema is not installed, prompts that ask for JSON.
-    """
+    """Return the first `count` prompts that are graded without running code, by what is there."""
     without = {"code"} if find_spec("jsonschema") else {"code", "json"}
     can = [line for line in _lines() if line.check not in without]
     return Task(Everyday.name, tuple(map(_question, can[:count])), MAX_TOKENS)
 
 
 def _lines() -> list[_Line]:
-    packed = files("edgewise_lab.evaluation.tasks").joinpath("everyday.jsonl").read_bytes()
-    return [msgspec.json.decode(line, type=_Line) for line in packed.splitlines()]
+    held = files("edgewise_lab.evaluation.tasks").joinpath("everyday.jsonl").read_bytes()
+    return [msgspec.json.decode(line, type=_Line) for line in held.splitlines()]
 
 
 def _question(held: _Line) -> Question:

@@ -29,21 +29,17 @@ def grader() -> str:
 
 
 def suited(answer: str, choices: Sequence[str] | None) -> Grading:
-    """Return how to grade a question that does not say so itself.
-
-    "choice" if it has choices, "number" if the right answer is just a number, else "contains".
-    """
+    """Return how to grade a question that does not say so itself."""
     if choices:
         return "choice"
     return "number" if re.fullmatch(rf"\$?{_NUMBER}", answer.strip()) else "contains"
 
 
 def is_right(question: Question, text: str) -> bool:
-    """Whether a reply is right by lenient grading, as the question's `check` says.
+    """Whether a reply is right by lenient grading; False if nobody knows or a person must say.
 
-    For `choice` and `number` the reply's last conclusion counts, in any format. False if the right
-    answer is unknown or a person must grade the reply. Raises `UsageError` if the question's
-    regular expression or schema takes too long, or the process for a reply's code does not start.
+    Raises `UsageError` if the question's regular expression or schema takes too long, or the
+    process for a reply's code does not start.
     """
     if not question.known:
         return False
@@ -70,14 +66,11 @@ def is_right(question: Question, text: str) -> bool:
 
 
 def is_strictly_right(question: Question, text: str) -> bool:
-    """Whether a reply is right by strict grading: one right conclusion in the requested format.
+    """Whether a reply is right by strict grading: the `reference`, or in the requested format.
 
-    A reply that equals the question's `reference` is right. In the chat form (a prompt with
-    "Answer: X") the conclusion must be the last line, in the paper's form (any other prompt) it
-    must follow "Therefore, the answer is". If the prompt lists choices with letters, the paper's
-    form requires text and letter, the chat form the letter; otherwise both require the text.
-    `contains` and `words` require the same content words, `code` a single code block, `json` a
-    reply that is only JSON. `exact` and `regex` are graded as by `is_right`.
+    The chat form's conclusion is the last line, the paper's follows "Therefore, the answer is". If
+    the prompt lists choices with letters, the paper's form requires text and letter, the chat form
+    the letter; otherwise both require the text.
     """
     if not question.known:
         return False
@@ -108,7 +101,7 @@ def _is_chat(question: Question) -> bool:
 
 
 def _letter(question: Question) -> str | None:
-    """Return the right choice's letter if the prompt lists choices with letters, else None."""
+    """Return the right choice's letter if the prompt lists choices with letters."""
     assert question.choices is not None
     letter = LETTERS[question.choices.index(question.answer)]
     listed = re.search(_item(letter, question.answer), question.prompt, re.IGNORECASE)
@@ -125,7 +118,7 @@ def _says_answer(question: Question, text: str) -> bool:
 
 
 def named_choice(question: Question, text: str) -> str | None:
-    """Return the text of the choice (not its letter) that a reply concludes with, or None."""
+    """Return the text of the choice that a reply concludes with, or None."""
     assert question.choices is not None
     if not _is_chat(question):
         return extract_choice(text, question.choices)
@@ -135,10 +128,7 @@ def named_choice(question: Question, text: str) -> str | None:
 
 
 def named_number(question: Question, text: str) -> str | None:
-    """Return the number that a reply concludes with, or None.
-
-    "2,000.0" becomes "2000". "2.50" becomes "5/2" if the prompt wants "Answer: X", else "2.5".
-    """
+    """Return the number that a reply concludes with ("2.50": "5/2" in the chat form, or "2.5")."""
     chat = _is_chat(question)
     # "(6 x 7)" is a calculation, no result; "is (3 / 4)" is a result in the chat form.
     text = re.sub(_OPERANDS, "", re.sub(_RESULT, r"\1", text) if chat else text)
@@ -150,7 +140,6 @@ def named_number(question: Question, text: str) -> str | None:
 
 
 def _number(question: Question) -> str | None:
-    """Return the right number in the form of `named_number`."""
     answer = question.answer
     return str(conclusions.number_from(answer)) if _is_chat(question) else _plain(answer)
 
@@ -158,16 +147,14 @@ def _number(question: Question) -> str | None:
 def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
     """Return the choice that an answer names, found as in arXiv 2504.07878, or None.
 
-    These places are tried in order: a choice's text within 50 characters after "Therefore"; a
-    capital letter there; the first "(x)"; a letter in the first 15 characters; a choice's text in
-    the first 20. A list that repeats the choices does not count. A letter does not count if it
-    labels a lower-case phrase that is not its choice ("A. whole job") or is a word ("A job").
+    A list that repeats the choices does not count, nor does a letter that labels a lower-case
+    phrase that is not its choice ("A. whole job") or is a word ("A job").
     """
     return next(_named(_without_lists(text, choices), choices), None)
 
 
 def extract_number(text: str) -> str | None:
-    """Return the number after "answer is", or else the last one, as written ("1,000"), or None."""
+    """Return the number after "answer is", or else the last one, as written ("1,000")."""
     stated = re.search(rf"answer is \$?({_NUMBER})", text)
     if stated:
         return stated[1]
@@ -176,7 +163,7 @@ def extract_number(text: str) -> str | None:
 
 
 def _named(text: str, choices: tuple[str, ...]) -> Iterator[str]:
-    """Choices named at the places where the paper's grading looks for one, in its order."""
+    """Yield the choices at the places where the paper's grading looks for one, in its order."""
     after = text.find("Therefore")
     start = after + len("Therefore") if after >= 0 else len(text)
     yield from _first_named(text, start, start + 50, choices)
@@ -221,7 +208,7 @@ def _is_name(letter: str, rest: str, choice: str) -> bool:
 
 
 def _without_lists(text: str, choices: tuple[str, ...]) -> str:
-    """Return `text` with spaces for every list of two or more choices, each after its letter."""
+    """Return `text` with spaces for every list of choices, each after its letter."""
     if len(_LABEL.findall(text)) < 2:  # nearly always; a pattern of the choices is slow to make
         return text
     one = "|".join(_item(letter, c) for letter, c in zip(LETTERS, choices, strict=False))
@@ -231,12 +218,10 @@ def _without_lists(text: str, choices: tuple[str, ...]) -> str:
 
 
 def _item(letter: str, choice: str) -> str:
-    """Return a regular expression of a choice after its letter, as in a list."""
     return rf"\b{letter}[.):]\s*{_own(choice)}"
 
 
 def _own(choice: str) -> str:
-    """Return a regular expression of a choice's text as whole words."""
     return rf"(?<!\w){re.escape(choice)}(?!\w)"
 
 
@@ -268,7 +253,6 @@ def overlap(question: Question, one: str, other: str) -> float:
     """Return the Jaccard index (0 to 1) of the content words of two replies to a question.
 
     Words of the conversation are left out, unless that leaves one of the replies without a word.
-    Two replies without any content word give 1.
     """
     asked, first, second = map(content_words, (question.text, one, other))
     if first - asked and second - asked:
@@ -277,10 +261,7 @@ def overlap(question: Question, one: str, other: str) -> float:
 
 
 def agreeing(question: Question, reply: str) -> Question:
-    """Return the question with an answer from the cloud's `reply`, unless it has one.
-
-    That is the choice, or with the check `number` the number, concluded; else its text (`words`).
-    """
+    """Return the question with an answer from the cloud's `reply`, unless it has one."""
     if question.known:
         return question
     if question.choices and (choice := named_choice(question, reply)):
@@ -291,6 +272,6 @@ def agreeing(question: Question, reply: str) -> Question:
 
 
 def agreeing_task(task: Task, replies: Mapping[str, str]) -> Task:
-    """Return the task with `replies` (one for each question's id) in place of unknown answers."""
+    """Return the task with `replies` (by question's id) in place of unknown answers."""
     questions = tuple(agreeing(question, replies[question.id]) for question in task.questions)
     return replace(task, questions=questions)

@@ -42,12 +42,11 @@ def open_task(
     """Open a task by its name in `TASKS`, or a JSON Lines file by its path.
 
     `data` is a local copy of the task's published file; `check` is how the answers of a JSON Lines
-    file are graded (default: `suited`); `use` is a task's split. Right answers may be unknown
-    (`Task.known`). Raises `UsageError` if there is no such task or file, or the options do not fit.
+    file are graded (default: `suited`); `use` is a task's split. Raises `UsageError` if there is no
+    such task or file, or the options do not fit.
     """
-    source = _source(name)
-    if source is not None:
-        return _checked(name, _opened(source, use, data, check))
+    if name in TASKS:
+        return _checked(name, _opened(TASKS.load(name)(), use, data, check))
     path = from_home(name)
     if not path.is_file():
         problem = f"There is no task {name!r}"
@@ -67,10 +66,7 @@ def open_task(
 
 
 def open_prompts(name: str | None) -> Task:
-    """Open a file of prompts, with or without right answers, as a task.
-
-    The name "-" is stdin. None stands for the first `EVERYDAY` of the bundled everyday prompts.
-    """
+    """Open a file of prompts ("-": stdin); None: the first `EVERYDAY` bundled everyday prompts."""
     if name is None:
         return everyday.first(EVERYDAY)
     return _checked(name, prompts(from_home(name)))
@@ -91,16 +87,14 @@ def with_calibration(
 ) -> tuple[Task, Task]:
     """Open a task; return its first `limit` questions, and `calibration` others for thresholds.
 
-    `data`, `check` and `use` are as in `open_task`. None stands for all questions (`limit`), for
-    100, or 300 if `use` is "train" (`calibration`), and for the task's maximum length of an answer
-    (`max_tokens`). With `known` a question without a right answer raises `UsageError`; with `known`
-    or for "train" so does one whose reply a person must grade; so do options that do not fit.
+    With `known` a question without a right answer raises `UsageError`; with `known` or for "train"
+    so does one whose reply a person must grade; so do options that do not fit.
 
-    The calibration questions are the last ones of the file `calibration_data` that the first part
-    lacks. Without it they come from the task's calibration split; else, if `use` is "test", from
-    the end of its train split; else (always with `data`) from the end of the questions opened, by
-    default at most a fifth. The first part then lacks that end; but if `calibrated` is False (no
-    threshold is needed) and `calibration` None, it keeps them, and the parts may overlap.
+    The calibration questions (default: `USUAL`) are the last ones of the file `calibration_data`
+    that the first part lacks. Without it they come from the task's calibration split; else, if
+    `use` is "test", from the end of its train split; else (always with `data`) from the end of the
+    questions opened, by default at most a fifth. The first part then lacks that end, unless no
+    threshold is needed (`calibrated` is False) and no number is given.
     """
     counts = {"limit": limit, "calibration": calibration, "max_tokens": max_tokens}
     for setting, value in counts.items():
@@ -112,8 +106,20 @@ def with_calibration(
         apart = calibrated or calibration is not None
         both = _pair(task, name, use, data, limit, calibration, apart=apart)
     else:
-        used, others = task.first(limit), _beside(name, calibration_data, check)
-        both = used, _apart(others, used, calibration or USUAL[use])
+        used = task.first(limit)
+        if name in TASKS:
+            others = open_task(name, data=calibration_data, check=check)
+        else:
+            others = open_task(str(calibration_data), check=check)
+        seen = {question.text for question in used.questions}
+        rest = tuple(question for question in others.questions if question.text not in seen)
+        if not rest:
+            raise UsageError(
+                "All calibration questions are also evaluated",
+                hint="name a file with others",
+                setting="calibration_data",
+            )
+        both = used, replace(others, questions=rest[-(calibration or USUAL[use]) :])
     if known and not all(task.known for task in both):
         raise UsageError(
             f"The task {name!r} has no right answers", hint="give each question its answer"
@@ -123,9 +129,7 @@ def with_calibration(
             f"The task {name!r} has questions whose replies a person must read",
             hint="leave them out",
         )
-    if max_tokens is None:
-        return both
-    used, held_out = (replace(task, max_tokens=max_tokens) for task in both)
+    used, held_out = (replace(one, max_tokens=max_tokens or one.max_tokens) for one in both)
     return used, held_out
 
 
@@ -140,7 +144,8 @@ def _pair(
     apart: bool,
 ) -> tuple[Task, Task]:
     """Return the questions to use and those to calibrate on, if no other file is named."""
-    usual, splits = calibration or USUAL[use], _splits(name, data)
+    usual = calibration or USUAL[use]
+    splits = TASKS.load(name)().splits if name in TASKS and data is None else ()
     if "calibration" in splits:
         held_out = _checked(name, TASKS.load(name)().open("calibration"))
         return task.first(limit), held_out.first(usual)
@@ -152,16 +157,6 @@ def _pair(
         return task.first(limit), replace(task, questions=task.questions[-count:])
     rest, held_out = _split(task, count)
     return rest.first(limit), held_out
-
-
-def _source(name: str) -> TaskSource | None:
-    return TASKS.load(name)() if name in TASKS else None
-
-
-def _splits(name: str, data: Path | None) -> tuple[str, ...]:
-    """Return the splits of a task that can be opened by name; none for a local copy."""
-    source = _source(name)
-    return () if source is None or data is not None else source.splits
 
 
 def _opened(source: TaskSource, use: Use, data: Path | None, check: Grading | None) -> Task:
@@ -183,26 +178,6 @@ def _checked(name: str, task: Task) -> Task:
     if len({question.id for question in task.questions}) < len(task.questions):
         raise UsageError(f"Two questions of {name!r} have the same id", hint="make them differ")
     return task
-
-
-def _beside(name: str, data: Path, check: Grading | None) -> Task:
-    """Open another file of the same task."""
-    if name in TASKS:
-        return open_task(name, data=data, check=check)
-    return open_task(str(data), check=check)
-
-
-def _apart(other: Task, used: Task, calibration: int) -> Task:
-    """Return the last `calibration` of `other`'s questions that are not in `used`."""
-    texts = {question.text for question in used.questions}
-    rest = tuple(question for question in other.questions if question.text not in texts)
-    if not rest:
-        raise UsageError(
-            "All calibration questions are also evaluated",
-            hint="name a file with others",
-            setting="calibration_data",
-        )
-    return replace(other, questions=rest[-calibration:])
 
 
 def _split(task: Task, calibration: int) -> tuple[Task, Task]:

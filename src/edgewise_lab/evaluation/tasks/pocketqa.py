@@ -12,16 +12,13 @@ MAX_TOKENS = 128
 
 
 class _Split(msgspec.Struct, frozen=True):
-    """The field of a line in the file that says to which split its question belongs."""
-
     split: Split
 
 
 class PocketQa(TaskSource):
-    """The task `pocketqa`, which is bundled.
+    """The task `pocketqa`. Two splits test what routers were not trained on.
 
-    Two of its splits test what routers were not trained on: `frames` has questions in other words
-    and answers in another style, `facts` asks for facts that no other split mentions.
+    `frames` has questions and answers in other words, `facts` facts that no other split mentions.
     """
 
     name = "pocketqa"

@@ -7,7 +7,7 @@ import re
 import secrets
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,21 +24,23 @@ RUN_SECONDS, RUN_MEMORY = 10.0, 512 << 20
 """Limits of running a reply's code with its tests: seconds, and memory in bytes."""
 
 _OWN = str(Path(__file__).parent)
-_LIBRARIES = ("jsonschema", "referencing", "rpds", "attr", "jsonschema_specifications")
 
 
 class _Kept:
-    """A child process, started at the first request, and anew once it ended or after a fork."""
+    """A child process, started at the first request, and anew once it ended or after a fork.
 
-    def __init__(self, target: str, libraries: Sequence[str] = ()) -> None:
-        self._target, self._libraries = target, libraries
+    `failing` says of a question, {!r}, that its check takes too long.
+    """
+
+    def __init__(self, target: str, failing: str, libraries: Sequence[str] = ()) -> None:
+        self._target, self._failing, self._libraries = target, failing, libraries
         self._lock = threading.Lock()
         self._child: Child | None = None
         self._parent = 0
         atexit.register(self._end)
 
-    def ask(self, *request: object) -> bool:
-        """Whether the child replies `1`. Raises `ChildEnded` if it ends or takes too long."""
+    def ask(self, question: Question, *request: object) -> bool:
+        """Whether the child replies `1`. Raises `UsageError` if it ends or takes too long."""
         with self._lock:
             if self._child is not None and self._parent != os.getpid():
                 self._child.abandon()
@@ -46,19 +48,17 @@ class _Kept:
             if self._child is None:
                 origins = [spec.origin for name in self._libraries if (spec := find_spec(name))]
                 folders = dict.fromkeys(str(Path(one).parents[1]) for one in origins if one)
-                self._child = Child(
-                    self._target,
-                    seconds=_SECONDS,
-                    memory=_MEMORY,
-                    longest=1,
-                    folders=[_OWN, *folders],
-                )
+                made = partial(Child, seconds=_SECONDS, memory=_MEMORY, longest=1)
+                self._child = made(self._target, folders=[_OWN, *folders])
                 self._parent = os.getpid()
             try:
                 return self._child.ask(json.dumps(request).encode()) == b"1"
-            except ChildEnded:
+            except ChildEnded as error:
                 self._end()
-                raise
+                raise UsageError(
+                    self._failing.format(question.id),
+                    hint="write it whole, and without repetitions inside repetitions",
+                ) from error
 
     def _end(self) -> None:
         if self._child is not None and self._parent == os.getpid():
@@ -66,42 +66,35 @@ class _Kept:
         self._child = None
 
 
-_searches, _schemas = _Kept("searching:search"), _Kept("schemas:fits", _LIBRARIES)
+_searches = _Kept(
+    "searching:search", "The regular expression of question {!r} takes too long for an answer"
+)
+_schemas = _Kept(
+    "schemas:fits",
+    "The schema of question {!r} takes too long for an answer, or refers to what is not in it",
+    ("jsonschema", "referencing", "rpds", "attr", "jsonschema_specifications"),
+)
 
 
 def matches(question: Question, text: str) -> bool:
-    """Whether the question's pattern occurs in the text. Raises `UsageError` if it is too slow."""
-    try:
-        return _searches.ask(question.answer, text)
-    except ChildEnded as error:
-        raise UsageError(
-            f"The regular expression of question {question.id!r} takes too long for an answer",
-            hint="write it without repetitions inside repetitions",
-        ) from error
+    """Whether the question's pattern occurs in the text; `UsageError` if it is too slow."""
+    return _searches.ask(question, question.answer, text)
 
 
 def fits(question: Question, text: str, *, strict: bool = False) -> bool:
     """Whether the text contains JSON that fits the question's schema; `strict`: and nothing else.
 
-    Raises `UsageError` if the check takes too long, or the schema refers to something outside.
+    Raises `UsageError` if that takes too long, or the schema refers to something outside.
     """
-    try:
-        return _schemas.ask(json.loads(question.answer), text, strict)
-    except ChildEnded as error:
-        raise UsageError(
-            f"The schema of question {question.id!r} takes too long for an answer, or refers to "
-            "what is not in it",
-            hint="write it without repetitions inside repetitions, and whole",
-        ) from error
+    return _schemas.ask(question, json.loads(question.answer), text, strict)
 
 
 def passes(question: Question, text: str, *, strict: bool = False) -> bool:
-    """Whether the reply's code passes the question's tests.
+    """Whether the reply's code passes the question's tests, after the prompt's code.
 
-    One of these must pass: the last fenced Python block; all Python blocks joined; those and the
-    blocks without a language joined. If no block is marked as Python, the blocks without a language
-    count as Python, else all; without a fence the whole reply does. With `strict` there must be
-    exactly one block. The prompt's code runs first. Raises `UsageError` if the child cannot start.
+    The last Python block must pass, or all of them joined, or those and the blocks without a
+    language; without a fence the whole reply. `strict`: there must be exactly one block. Raises
+    `UsageError` if the child cannot start.
     """
     blocks = _python(text)
     if strict:
@@ -112,14 +105,14 @@ def passes(question: Question, text: str, *, strict: bool = False) -> bool:
 
 
 def _python(text: str) -> list[str]:
-    """Return the code of the blocks that `passes` takes for Python."""
+    """Return the code of the blocks marked as Python, else of those unmarked, else of all."""
     blocks = _blocks(text)
     named = [code for name, code in blocks if re.match(r"(?i)\W*py(?:thon)?[\d.]*\b", name)]
     return named or [code for name, code in blocks if not name] or [code for _, code in blocks]
 
 
 def _blocks(text: str) -> list[tuple[str, str]]:
-    """Return language and code of each fenced block; one that is not closed ends with the text."""
+    """Return language and code of each fenced block; the text's end closes the last."""
     fence = r"^[ \t]*(```+|~~~+)([^\n`]*)\n(.*?)(?:^[ \t]*\1|\Z)"
     return [(name.strip(), dedent(code)) for _, name, code in re.findall(fence, text, re.M | re.S)]
 
@@ -128,13 +121,8 @@ def _blocks(text: str) -> list[tuple[str, str]]:
 def _passes(prompt: str, code: str, tests: str) -> bool:
     token = secrets.token_hex()
     with TemporaryDirectory(prefix="edgewise-", ignore_cleanup_errors=True) as folder:
-        child = Child(
-            "running:run",
-            seconds=RUN_SECONDS,
-            memory=RUN_MEMORY,
-            longest=len(token),
-            folders=[_OWN],
-        )
+        made = partial(Child, seconds=RUN_SECONDS, memory=RUN_MEMORY, longest=len(token))
+        child = made("running:run", folders=[_OWN])
         try:
             request = [token, folder, "\n".join(_python(prompt)), code, tests]
             return child.ask(json.dumps(request).encode()) == token.encode()

@@ -31,16 +31,16 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
-    """Yield line number (from 1) and record, of type `kind`, of each line of a JSON Lines file.
+    """Yield line number (from 1) and record of each line of a JSON Lines file, but empty ones.
 
-    Empty lines are skipped. Raises `UsageError` for an unreadable file or an invalid line.
+    Raises `UsageError` for an unreadable file or an invalid line.
     """
     for number, line in lines_of(path):
         yield number, _decoded(path, number, line, kind)
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield number (from 1) and bytes of each line of a file (`-`: stdin); it may be gzipped.
+    """Yield number (from 1) and bytes of each line of a file (`-`: stdin), perhaps gzipped.
 
     Empty lines are skipped. Raises `UsageError` for a file unreadable or larger than `MAX_FILE`.
     """
@@ -74,10 +74,9 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[Record]) -> Record
 
 
 def read_parquet(repo: str, name: str, kind: type[Record]) -> Iterator[Record]:
-    """Yield the rows of a Parquet file in a hub dataset, which is downloaded if need be.
+    """Yield the rows of the Parquet file `name` in a hub dataset, downloaded if need be.
 
-    `repo` is the dataset, `name` the file's path in it, `kind` the type of a row. Raises
-    `UsageError` without pyarrow, and for a file that is unreadable or has other columns.
+    Raises `UsageError` without pyarrow, and for a file that is unreadable or has other columns.
     """
     try:
         import pyarrow
@@ -140,14 +139,10 @@ class _Asked(_Graded, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 def jsonl(data: Path, check: Grading | None) -> Task:
-    """Read a task from a JSON Lines file.
-
-    A line is like `{"prompt": ..., "answer": ...}`, optionally with the fields check, choices,
-    family, id and reference of `Question`. In place of `prompt` it may have OpenAI's `messages`, of
-    which the last user message is the question. Either all lines have an answer or none has.
+    """Read a task from a JSON Lines file, as docs/evaluation.md describes it.
 
     `check` is how lines without a check of their own are graded (default: `suited`). Raises
-    `UsageError` for an unreadable file or an invalid line.
+    `UsageError` for an unreadable file, an invalid line, or if only some lines have an answer.
     """
     questions = tuple(_question(data, number, line, check) for number, line in lines_of(data))
     if len({question.known for question in questions}) > 1:
@@ -160,10 +155,9 @@ def jsonl(data: Path, check: Grading | None) -> Task:
 
 
 def prompts(data: Path) -> Task:
-    """Read a task from a file with a prompt on each line; the path `-` is stdin.
+    """Read a task from a file with a prompt a line; one with a brace first is read as by `jsonl`.
 
-    A line that begins with a brace is read as by `jsonl`, and may have an answer. Raises
-    `UsageError` for an unreadable file or an invalid line.
+    Raises `UsageError` for an unreadable file or an invalid line.
     """
     questions = tuple(
         _question(data, number, line, None, text=not line.lstrip().startswith(b"{"))
@@ -177,7 +171,7 @@ def _question(
 ) -> Question:
     try:
         if text:
-            before, last, graded = [], Message("user", _decoded_text(line)), _Graded()
+            before, last, graded = [], Message("user", line.decode().strip()), _Graded()
         elif b'"messages"' in line and not _is_prompt(line):
             log = _decoded(data, number, line, _Conversation)
             *before, last = _asked(log.messages)
@@ -203,19 +197,14 @@ def _question(
             before=tuple(before),
             known=known,
         )
+    except UnicodeDecodeError as error:
+        why = f"Line {number} of {str(data)!r} is not UTF-8"
+        raise UsageError(why, hint="save the file as UTF-8") from error
     except UsageError as error:
         if error.message.startswith("Line "):
             raise
-        raise UsageError(
-            f"Line {number} of {str(data)!r} is not valid: {error.message}", hint=error.hint
-        ) from error
-
-
-def _decoded_text(line: bytes) -> str:
-    try:
-        return line.decode().strip()
-    except UnicodeDecodeError as error:
-        raise UsageError("it is not UTF-8", hint="save the file as UTF-8") from error
+        why = f"Line {number} of {str(data)!r} is not valid: {error.message}"
+        raise UsageError(why, hint=error.hint) from error
 
 
 def _is_prompt(line: bytes) -> bool:
@@ -229,15 +218,12 @@ def _is_prompt(line: bytes) -> bool:
 
 def _asked(messages: Sequence[_Turn]) -> list[Message]:
     """Return the conversation up to the last user message. Raises `UsageError` without one."""
-    turns = [
-        Message(
-            "system" if turn.role == "developer" else turn.role,
-            turn.content
-            if isinstance(turn.content, str)
-            else "\n".join(part.text for part in turn.content),
-        )
-        for turn in messages
-    ]
+    turns: list[Message] = []
+    for turn in messages:
+        role, content = turn.role, turn.content
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        turns.append(Message("system" if role == "developer" else role, content))
     while turns and turns[-1].role != "user":
         turns.pop()
     if not turns:
@@ -246,7 +232,7 @@ def _asked(messages: Sequence[_Turn]) -> list[Message]:
 
 
 def _open(check: Grading | None, choices: tuple[str, ...] | None) -> Grading:
-    """Return how to grade a question without an answer, whose answer becomes the cloud's."""
+    """Return how to grade a question whose answer becomes the cloud's."""
     if check not in ("choice", "number", "words", None):
         raise UsageError("it has no answer to check", hint="leave the check out", setting="check")
     return check or ("choice" if choices else "words")

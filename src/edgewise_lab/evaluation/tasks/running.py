@@ -21,9 +21,8 @@ _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 def run(request: bytes) -> bytes:
     """Run a reply's code, then its tests; return the token in `request`, or b"" after an exception.
 
-    `request` is a JSON list of texts: a random token, the working folder, Python that runs first
-    and may fail, the reply's code, and the tests. The token keeps code that ends the process, or
-    writes to its pipes, from counting as right.
+    `request` is JSON: [token, working folder, Python that may fail, the reply's code, tests]. The
+    random token keeps code that ends the process, or writes to its pipes, from counting as right.
     """
     token, folder, before, code, tests = json.loads(request)
     _enclose(folder)

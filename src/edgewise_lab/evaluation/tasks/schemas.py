@@ -13,8 +13,7 @@ from referencing import Registry
 def fits(request: bytes) -> bytes:
     """Return b"1" if a text is or contains JSON that fits a schema, else b"0".
 
-    `request` is a JSON list: the schema (an object), the text, and a boolean, true if the whole
-    text must be JSON. The schema may only refer to parts of itself.
+    `request` is JSON: [schema, text, whether the whole text must be JSON].
     """
     schema, text, strict = json.loads(request)
     kind = validator_for(schema, default=Draft202012Validator)

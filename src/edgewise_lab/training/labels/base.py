@@ -1,6 +1,6 @@
 """Training labels: how much a request to the cloud would help, at every token of a text."""
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -21,7 +21,7 @@ Writer = Literal["edge", "cloud"]
 
 
 class Rollout(NamedTuple):
-    """A request to the edge or cloud model to continue `prefix`; a `Continuation` answers it."""
+    """A request to a model to continue `prefix`; a `Continuation` answers it."""
 
     writer: Writer
     prefix: Prefix
@@ -30,16 +30,15 @@ class Rollout(NamedTuple):
 Labelling = Generator[list[Rollout], list[Continuation], list[float]]
 """Generator that labels one text.
 
-It yields lists of rollouts, is sent their continuations in the same order, and returns a value from
-0 to 1 for every token of the text.
+It yields lists of rollouts, is sent their continuations, and returns a value from 0 to 1 for every
+token.
 """
 
 
 class Case(NamedTuple):
-    """A text to label, and the edge model's likeliest next token at each of its positions.
+    """A text to label, `sample.ids`, and the edge's likeliest id (`proposed`) at each position.
 
-    The text is `sample.ids`; `proposed` has an id for each of its tokens. `max_tokens` is the
-    maximum length of a whole answer that begins like the text, including that beginning.
+    `max_tokens` is the maximum length of a whole answer that begins like the text.
     """
 
     question: Question
@@ -50,9 +49,16 @@ class Case(NamedTuple):
 
     @property
     def mismatches(self) -> list[int]:
-        """Indices into the text's ids where the edge model would have written another token."""
+        """Indices where the edge model would have written another token."""
         ids = self.sample.ids
         return [at for at, token in enumerate(self.proposed) if token != ids[at]]
+
+    def values(self, places: Sequence[int], found: Iterable[float]) -> list[float]:
+        """Return the values `found` at these indices, and 0 at all others."""
+        values = [0.0] * len(self.proposed)
+        for at, value in zip(places, found, strict=True):
+            values[at] = float(value)
+        return values
 
     def right(
         self, writer: Writer, branches: Sequence[tuple[int, int]]
@@ -66,33 +72,24 @@ class Case(NamedTuple):
     ) -> Generator[list[Rollout], list[Continuation], list[list[int]]]:
         """Return the ids of one whole answer for each (position, token) in `branches`.
 
-        Each consists of the text's ids before the position (an index), the token, and, unless that
-        ends the answer, what `writer` continues with. A generator: `yield from` it in `Label.of`.
+        They are the text's before the position, the token, and, unless that ends the answer, what
+        `writer` continues with. `yield from` it in `Label.of`.
         """
         texts = [[*self.sample.ids[:at], token] for at, token in branches]
-        asked = [i for i, ids in enumerate(texts) if self._room(ids)]
-        prompt = self.sample.prompt
-        rooms = [self._room(texts[i]) for i in asked]
-        written = yield [
-            Rollout(writer, Prefix((*prompt, *texts[i]), room))
-            for i, room in zip(asked, rooms, strict=True)
-        ]
+        rooms = [self.max_tokens - len(ids) for ids in texts]
+        ends, prompt = self.tokenizer.eos_ids, self.sample.prompt
+        asked = [i for i, ids in enumerate(texts) if rooms[i] > 0 and ids[-1] not in ends]
+        written = yield [Rollout(writer, Prefix((*prompt, *texts[i]), rooms[i])) for i in asked]
         for i, continuation in zip(asked, written, strict=True):
             texts[i] += continuation
         return texts
 
-    def _room(self, ids: Sequence[int]) -> int:
-        return 0 if ids[-1] in self.tokenizer.eos_ids else max(0, self.max_tokens - len(ids))
-
 
 class Label(Protocol):
-    """Protocol of labels, which say for every token of a text how much the cloud would help there.
-
-    A label is a class that is created without arguments.
-    """
+    """How much the cloud would help at every token of a text; its class takes no arguments."""
 
     name: str
-    """Name of the label; its values are kept in `labels-NAME.jsonl`."""
+    """Its values are kept in `labels-NAME.jsonl`."""
 
     described: str
     """Description in a few words, for the router's model card."""
@@ -116,7 +113,7 @@ Values = dict[str, tuple[float, ...]]
 
 
 class Labelled(msgspec.Struct, frozen=True):
-    """One line of a label's file: the values of the text that answers `question` (an id)."""
+    """A line of a label's file: the values of the text that answers `question` (an id)."""
 
     question: str
     values: tuple[float, ...]
@@ -129,15 +126,12 @@ def label_all(
     folder: Path,
     begin: Callable[[int], Callable[[], None]] = lambda left: lambda: None,
 ) -> Values:
-    """Return the label's values by question id, one for each token of the question's text.
+    """Return all values in `folder`; those of `cases` that it lacks are computed and stored.
 
-    All that `folder` stores are returned; those of `cases` that it lacks are computed and stored.
-    `rollouts` has an entry for each model ("edge", "cloud") in `label.writers`, to continue texts
-    with. `begin` gets the number of cases to compute; what it returns is called after each of them.
-    Raises `UsageError` where the label returns invalid values or asks for a model that is not in
-    `label.writers`, and a `CloudError` where a model fails.
+    `rollouts` has an entry for each model in `label.writers`. `begin` gets the number of cases to
+    compute; what it returns is called after each. Raises `UsageError` where the label returns
+    invalid values or asks for another model, and a `CloudError` where a model fails.
     """
-    path = _path(label, folder)
     known = kept_values(label, folder)
     fresh = [case for case in cases if case.question.id not in known]
     done = begin(len(fresh))
@@ -145,14 +139,14 @@ def label_all(
     while batch := list(islice(waiting, TOGETHER)):
         for case, values in zip(batch, _together(label, batch, rollouts), strict=True):
             line = Labelled(case.question.id, tuple(_checked(label, case, values)))
-            append(path, line)
+            append(_path(label, folder), line)
             known[line.question] = line.values
             done()
     return known
 
 
 def kept_values(label: Label, folder: Path) -> Values:
-    """Return the label's values stored in `folder`, by question id; empty if there are none."""
+    """Return the label's values stored in `folder`, by question id."""
     return {line.question: line.values for line in read(_path(label, folder), Labelled)}
 
 
@@ -173,7 +167,6 @@ def _checked(label: Label, case: Case, values: Sequence[float]) -> Sequence[floa
 def _together(
     label: Label, cases: Sequence[Case], rollouts: Mapping[Writer, Rollouts]
 ) -> list[list[float]]:
-    """Advance all labellings side by side, their rollouts pooled by writer."""
     found: dict[int, list[float]] = {}
     running = {index: label.of(case) for index, case in enumerate(cases)}
     sent: Mapping[int, list[Continuation]] = {}
@@ -214,4 +207,3 @@ LABELS: Registry[type[Label]] = Registry(
     },
     wanted=("of", "text", "writers"),
 )
-"""Registry of labels; packages may add others."""
