@@ -102,9 +102,7 @@ def test_rows_answer_as_one_by_one(pair: Pair, rule: Rule) -> None:
     engine = RowEngine(pair.edge, pair.cloud, pair.tokenizer)
     asked = [(at, one, t) for at in range(4) for one, t in ((rule, threshold), (EDGE, 2.0))]
     found = [
-        answer
-        for answers in engine.in_batches(PROMPTS, [ROOM] * 4, asked, 5)
-        for answer in answers
+        answer for answers in engine.in_batches(PROMPTS, [ROOM] * 4, asked, 5) for answer in answers
     ]
     for (at, one, t), answer in zip(asked, found, strict=True):
         assert answer.ids.tolist() == one_by_one(pair, PROMPTS[at], one, t)

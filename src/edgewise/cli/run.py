@@ -89,7 +89,6 @@ def run(
         asked: str | list[int] = text
         if no_template:
             # A text far beyond the context is refused before it is tokenized, which takes seconds.
-            # A text far beyond the context is refused before it is tokenized, which takes seconds.
             require_fitting(pair.edge.tokenizer, [text], pair.edge.context)
             asked = pair.edge.tokenizer.encode_prompt(text)
         events = stack.enter_context(pair.stream(asked, stop=stop or (), json_schema=schema))
@@ -146,8 +145,6 @@ def _from_stdin() -> str:
     waiting.daemon = True
     waiting.start()
     try:
-        # UTF-8 takes at most four bytes a character; one byte more shows that there are too many.
-        # UTF-8 takes at most four bytes a character; one byte more shows that there are too many.
         # UTF-8 takes at most four bytes a character; one byte more shows that there are too many.
         data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
     finally:

@@ -58,8 +58,6 @@ def serve(
     """
     flags.require_guarded(host, keys, api_key, ways="--api-key, or --keys FILE")
     flags.require_extra("serve", "fastapi", "sse_starlette", "structlog", "uvicorn", "websockets")
-    # Not above: without the extra only the sentence of `require_extra` is to be seen.
-    # Not above: without the extra only the sentence of `require_extra` is to be seen.
     from edgewise.keys.keys import Keys
     from edgewise.listening.logs import REQUESTS, log_lines
     from edgewise.listening.origins import require_host, require_origin
@@ -89,7 +87,5 @@ def serve(
             models += "; the cloud verifies"
         render.note(f"serving {PAIR} ({models}) at {listening.url} (page, /v1)")
         with log_lines("plain", "warning"):
-            # A line for each request is wanted, of libraries only what is wrong.
-            # A line for each request is wanted, of libraries only what is wrong.
             logging.getLogger(REQUESTS).setLevel("INFO")
             asyncio.run(Listener(app, listening.socket, **listening.limits).listen())

@@ -33,8 +33,7 @@ from edgewise.grammar.response_format import MAX_TOOLS, ResponseFormat, response
 from edgewise.prompts import Message, Tool, ToolCall
 from edgewise.server.errors import ApiError, shown
 
-# These bound what a request can make the server hold or compute before its prompt is known to fit
-# the context.
+# What a request may make the server hold before its prompt is known to fit the context.
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096
 """Maximum number of parts and tool calls of all messages together."""
@@ -49,16 +48,14 @@ TOP_LOGPROBS = 5
 """Maximum of `top_logprobs`: as many candidates per token as a cloud model's reply has."""
 
 IGNORED_HEADER = "X-Edgewise-Ignored"
-# Headers have limits in proxies, and the names are the client's.
-_MOST_NAMES = 50
+_MOST_NAMES = 50  # proxies limit headers
 
 # Some editors write it at the start of UTF-8 files.
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-
 _HIGH, _LOW = rb"u[dD][89abAB][0-9a-fA-F]{2}", rb"u[dD][c-fC-F][0-9a-fA-F]{2}"
-# It begins with what is searched fast; an escaped backslash before is looked for then.
-# A JSON escape of one UTF-16 surrogate without its other half.
+# A JSON escape of one UTF-16 surrogate without its other half. It begins with what is searched fast;
+# an escaped backslash before is looked for then.
 _HALF = re.compile(
     rb"\\(?<!\\\\)(?:%b(?!\\%b)|(?<!\\%b\\)%b)" % (_HIGH, _LOW, _HIGH, _LOW), re.ASCII
 )
