@@ -5,9 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant, Margin
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise_lab.evaluation.able_reader import AbleReader
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
     Decoded,
@@ -125,3 +128,28 @@ def test_whole_questions_stay_within_the_share(
     assert not sent or not kept or min(sent) >= max(kept)
     if share == 1.0:
         assert not kept
+
+
+SUM = "Q: sum? A:"
+FOUR = "Two and two are four, as is known. So it is. And that is all of it.\n\nThe end.\n"
+
+
+def read(edge: str) -> Answer:
+    """What a simulated reader lets stand, and mends."""
+    small = ScriptedEdge(replying(edge, prompt=SUM))
+    large = ScriptedCloud(replying(FOUR, prompt=SUM), verifies=True)
+    policy = Policy(verify="on", deadline=60)
+    reader = AbleReader(large, small.tokenizer)
+    decoder = Decoder(small, router=Constant(0.0), policy=policy, cloud=reader)
+    return decoder.generate(list(SUM.encode()))
+
+
+def test_a_reader_writes_the_sentence_in_which_its_cloud_rejects_a_token() -> None:
+    answer = read(FOUR.replace("four", "five").replace("it is", "is it"))
+    assert answer.text == FOUR
+    by_cloud = "".join(token.text for token in answer.tokens if token.source == "cloud")
+    assert by_cloud == "Two and two are four, as is known. So it is."
+    # What the cloud would have written stands; it ends an answer that goes on.
+    answer = read(FOUR)
+    assert (answer.text, answer.usage.cloud_tokens) == (FOUR, 0)
+    assert read(FOUR + " Or it is not so, who knows it?\n").text.startswith(FOUR)
