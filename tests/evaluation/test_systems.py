@@ -45,36 +45,32 @@ def test_the_edge_alone_asks_nobody() -> None:
     assert (found.cached, found.computed) == (0, 0)
     assert found.output_tokens == len(EDGE) + 1
     assert found.seconds > 0
-
-
-def test_how_sure_the_edge_was_is_a_mean() -> None:
+    # How sure it was is a mean.
     sure, unsure = (
-        edge_alone(model, 40, Margin()).answer(QUESTION).uncertainty
+        edge_alone(model, len(EDGE) + 1, Margin()).answer(QUESTION)
         for model in (edge(), edge(unsure=(0, 3, 4)))
     )
-    assert sure == pytest.approx(0.0, abs=1e-6)
-    assert unsure == pytest.approx(3 * (1 - 0.0) / (len(EDGE) + 1), rel=0.2)
-
-
-def test_the_longest_answer_is_kept() -> None:
-    systems = (edge_alone(edge(), 5), CloudAlone(cloud(), ByteTokenizer(), 5))
-    pair = Decoded(paired(edge(), Constant(1.0), 0.5, cloud()), 5)
-    found = [system.answer(QUESTION) for system in (*systems, pair)]
-    assert [(one.text, one.cut) for one in found] == [
-        *((EDGE[:5], True), (CLOUD[:5], True), (CLOUD[:5], True))
-    ]
-    assert not edge_alone(edge(), len(EDGE) + 1).answer(QUESTION).cut
-    assert not CloudAlone(cloud(), ByteTokenizer(), len(CLOUD) + 1).answer(QUESTION).cut
+    assert sure.uncertainty == pytest.approx(0.0, abs=1e-6)
+    assert unsure.uncertainty == pytest.approx(3 / (len(EDGE) + 1), rel=0.2)
+    assert not sure.cut
 
 
 def test_the_cloud_alone_is_one_consult() -> None:
     model = cloud()
-    found = CloudAlone(model, ByteTokenizer(), 40).answer(QUESTION)
-    assert (found.text, found.right) == (CLOUD, True)
+    found = CloudAlone(model, ByteTokenizer(), len(CLOUD) + 1).answer(QUESTION)
+    assert (found.text, found.right, found.cut) == (CLOUD, True, False)
     assert found.output_tokens == found.cloud_tokens == len(CLOUD) + 1
-    assert (found.consults, len(model.asks)) == (1, 1)
+    assert found.consults == 1
     assert (found.cached, found.computed) == (None, None), "a scripted cloud has no meter"
-    assert model.asks[0] == (tuple(PROMPT.encode()), 40)
+    assert model.asks == [(tuple(PROMPT.encode()), len(CLOUD) + 1)]
+
+
+def test_the_longest_answer_is_kept() -> None:
+    pair = Decoded(paired(edge(), Constant(1.0), 0.5, cloud()), 5)
+    systems = (edge_alone(edge(), 5), CloudAlone(cloud(), ByteTokenizer(), 5), pair)
+    for system, text in zip(systems, (EDGE, CLOUD, CLOUD), strict=True):
+        found = system.answer(QUESTION)
+        assert (found.text, found.cut) == (text[:5], True)
 
 
 @pytest.mark.parametrize(("score", "text", "share"), [(0.4, EDGE, 0.0), (0.5, CLOUD, 1.0)])
