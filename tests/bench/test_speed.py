@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.speed import bare, measure
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.edge.llamacpp import LlamaModel
-from edgewise.edge.sequence import KvRow, Outputs, SequenceCache
+from edgewise.edge.sequence import Outputs, SequenceCache
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
@@ -43,15 +45,21 @@ def test_the_loop_is_measured_against_the_engine_driven_bare(model: LlamaModel) 
 
 def test_the_bare_loop_leaves_the_model_as_it_was(model: LlamaModel) -> None:
     ids = model.tokenizer.encode("the thin")
-    session = model.session(Needs.ENTROPY)
-    session.open(ids)
-    before = session.step().proposed
-    session.close()
-    assert len(list(bare(decoder_of(model), [1, 2, 3], 4))) == 5
-    again = model.session(Needs.ENTROPY)
-    again.open(ids)
-    assert again.step().proposed == before
-    again.close()
+    proposed: list[int] = []
+    for tokens in (4, 0):
+        with closing(model.session(Needs.ENTROPY)) as session:
+            session.open(ids)
+            proposed.append(session.step().proposed)
+        if tokens:
+            assert len(list(bare(decoder_of(model), [1, 2, 3], tokens))) == tokens + 1
+    assert proposed[0] == proposed[1]
+    # One that is left gives its place back.
+    loop = bare(decoder_of(model), [1, 2, 3], 8)
+    next(loop)
+    with pytest.raises(UsageError, match="in use"):
+        model.session()
+    loop.close()
+    model.session().close()
 
 
 def test_where_prefixes_are_kept_a_prompt_is_read_once(
@@ -60,26 +68,14 @@ def test_where_prefixes_are_kept_a_prompt_is_read_once(
     read: list[int] = []
     run = SequenceCache.run
 
-    def counted(
-        cache: SequenceCache, ids: Sequence[int], outputs: Outputs, *, hidden: bool = False
-    ) -> Sequence[KvRow]:
+    def counted(cache: SequenceCache, ids: Sequence[int], outputs: Outputs, **more: Any) -> Any:
         read.append(len(ids) if outputs == "none" else 0)
-        return run(cache, ids, outputs, hidden=hidden)
+        return run(cache, ids, outputs, **more)
 
     monkeypatch.setattr(SequenceCache, "run", counted)
     with LlamaModel(bpe_path, threads=1, keep_prefixes=True) as model:
-        decoder = decoder_of(model)
-        assert measure(decoder, context=40, tokens=4, blocks=5).same_ids
+        assert measure(decoder_of(model), context=40, tokens=4, blocks=5).same_ids
     assert sum(read) == 39
-
-
-def test_a_bare_loop_that_is_left_gives_its_place_back(model: LlamaModel) -> None:
-    loop = bare(decoder_of(model), [1, 2, 3], 8)
-    next(loop)
-    with pytest.raises(UsageError, match="in use"):
-        model.session()
-    loop.close()
-    model.session().close()
 
 
 def test_a_loss_is_seen_and_so_is_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +99,5 @@ class Slow:
     needs, top = Needs.NOTHING, 0
 
     def score(self, step: Step) -> float:
-        """Always 0."""
         time.sleep(0.01)
         return 0.0

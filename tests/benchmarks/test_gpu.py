@@ -38,9 +38,7 @@ def test_requests_of_one_width_share_a_pass_oldest_first() -> None:
     due = [Request(0, 1), *[Request(0.125, 4)] * 3, Request(0.2, 1, waited=False), Request(0.25, 1)]
     assert list(waits(due, run, sizes)) == [0.25, 1.125, 1.125, 1.125, 1.25]
     assert ran == [(1, 1), (4, 4), (2, 1)]
-
-
-def test_the_clock_goes_on_where_nobody_waits() -> None:
+    # The clock goes on where nobody waits.
     due = [Request(0, 1), Request(5, 1)]
     assert list(waits(due, lambda rows, width: 0.5, sizes)) == [0.5, 0.5]
 
@@ -92,10 +90,9 @@ def model() -> Any:
 
 
 def test_shapes_are_those_of_the_family(model: Any) -> None:
+    sizes = {"0.5b": 494_032_768, "7b": 7_615_616_512, "32b": 32_763_876_352}
     counts = {name: shape.parameters for name, shape in model.SHAPES.items()}
-    assert counts["0.5b"] == 494_032_768
-    assert counts["7b"] == 7_615_616_512
-    assert counts["32b"] == 32_763_876_352
+    assert counts.items() >= sizes.items()
 
 
 def test_it_computes_what_the_edge_engine_does(model: Any, tmp_path: Path) -> None:
@@ -120,10 +117,7 @@ def test_it_computes_what_the_edge_engine_does(model: Any, tmp_path: Path) -> No
 def test_what_does_not_fit_is_refused(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    def free(_device: object) -> int:
-        return 2_000_000
-
-    monkeypatch.setattr(model, "free_bytes", free)
+    monkeypatch.setattr(model, "free_bytes", lambda device: 2_000_000)
     with pytest.raises(MemoryError):
         model.Model(model.SHAPES["tiny"], torch.device("cpu"), rows=1)
 
@@ -151,19 +145,15 @@ def test_the_script_writes_every_part(
     assert capsys.readouterr().out.count("| tiny |") == 5
 
 
-def test_what_comes_too_late_is_left_out_and_said(
-    model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_comes_too_late_or_fails_is_said_and_what_was_found_stays(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from benchmarks.gpu import __main__ as script_module
+
     found = script(tmp_path / "out.json", "0")
     assert len(found["left_out"]) == 2
     assert found["passes"] == found["served"] == found["loop"] == []
     assert capsys.readouterr().out.count("Left out: ") == 2
-
-
-def test_what_fails_is_said_and_what_was_found_stays(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from benchmarks.gpu import __main__ as script_module
 
     def broken(*_: object) -> None:
         raise RuntimeError("an illegal instruction")

@@ -1,4 +1,4 @@
-"""Many answers and many verified blocks: what the benchmarks tell, and what they refuse."""
+"""Many answers, many verified blocks and the search for a capacity: what the benchmarks tell."""
 
 import asyncio
 import re
@@ -7,8 +7,11 @@ from random import Random
 from types import ModuleType
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import many, verified_load
+from benchmarks.capacity.search import ladder, largest
 from benchmarks.many import Round, speeds_of
 from benchmarks.verified_load import Device, Done, turn
 from edgewise.addresses import bundled
@@ -74,3 +77,16 @@ def test_wrong_options_are_refused(program: ModuleType, wrong: str, tmp_path: Pa
     with pytest.raises(SystemExit) as found:
         program.main(["--model", str(model), *wrong.split()])
     assert found.value.code == 2
+
+
+@given(st.integers(0, 300), st.integers(1, 400), st.integers(1, 300))
+def test_the_search_finds_the_highest_rung_that_holds(limit: int, start: int, most: int) -> None:
+    tried: list[int] = []
+
+    def holds(sessions: int) -> bool:
+        tried.append(sessions)
+        return sessions <= limit
+
+    found = largest(holds, start=start, most=most)
+    assert found == max((rung for rung in ladder(most) if rung <= limit), default=0)
+    assert len(set(tried)) == len(tried)

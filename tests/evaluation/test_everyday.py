@@ -11,7 +11,6 @@ from edgewise_lab.evaluation.tasks.named import open_prompts, open_task
 TASK = open_task("everyday")
 QUESTIONS = {question.id: question for question in TASK.questions}
 GRADED = [question for question in TASK.questions if question.check != "read"]
-SHORT = 20
 
 
 class Reply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,23 +35,17 @@ def test_there_are_enough_of_enough_kinds() -> None:
     assert len({question.text.casefold() for question in TASK.questions}) == len(QUESTIONS)
     assert len(TASK.questions) - len(GRADED) <= 30
     assert all(question.answer and question.reference for question in TASK.questions)
+    assert {reply.id for reply in WRONG} == {question.id for question in GRADED}
 
 
-def test_the_first_are_short_and_of_many_kinds() -> None:
-    first = TASK.first(SHORT).questions
+def test_the_first_are_short_and_of_many_kinds_and_a_first_try_runs_no_code_of_a_reply() -> None:
+    first = TASK.first(20).questions
     assert len({question.family for question in first}) >= 8
     assert all(question in GRADED for question in first)
     assert max(len(question.reference) for question in first) < 320
-
-
-def test_a_first_try_runs_no_code_of_a_reply() -> None:
     tried = open_prompts(None).questions
-    assert len(tried) == SHORT
+    assert len(tried) == 20
     assert "code" not in {question.check for question in tried}
-
-
-def test_every_graded_prompt_has_a_wrong_reply() -> None:
-    assert {reply.id for reply in WRONG} == {question.id for question in GRADED}
 
 
 @pytest.mark.parametrize("reply", RIGHT, ids=lambda reply: reply.id)

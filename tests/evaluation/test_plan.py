@@ -29,7 +29,7 @@ from edgewise_lab.evaluation.plan import (
 from edgewise_lab.evaluation.report import CLOUD, EDGE, SERVED
 from edgewise_lab.evaluation.store import OUTCOMES, THRESHOLDS, Cell, Store
 from edgewise_lab.evaluation.systems import cloud_share
-from edgewise_lab.evaluation.tasks.base import Question, Task
+from edgewise_lab.evaluation.tasks.base import Grading, Question, Task
 from edgewise_lab.evaluation.tasks.grading import grader
 
 PROMPT = "Which animal is it?"
@@ -39,15 +39,10 @@ PLAIN = ("edge", "cloud", "served", "static")
 
 
 def animals(count: int = 3, *, choices: bool = True) -> Task:
-    check, given = ("choice", ("cat", "dog")) if choices else ("regex", None)
-    return Task(
-        "animals",
-        tuple(
-            Question(f"{i}", "zoo", PROMPT, "dog", check, choices=given)  # type: ignore[arg-type]
-            for i in range(count)
-        ),
-        80,
-    )
+    check: Grading = "choice" if choices else "regex"
+    given = ("cat", "dog") if choices else None
+    questions = (Question(f"{i}", "zoo", PROMPT, "dog", check, choices=given) for i in range(count))
+    return Task("animals", tuple(questions), 80)
 
 
 class Counted:
@@ -71,10 +66,10 @@ def evaluation(
     edge: ScriptedEdge | None = None,
     cloud: ScriptedCloud | LocalCloud | None = None,
     fault: Failing = lambda ask: None,
-    done: Sequence[None] | None = None,
+    done: list[None] | None = None,
     deadline: float = 60,
 ) -> Evaluation:
-    counted: list[None] = done if isinstance(done, list) else []
+    counted: list[None] = [] if done is None else done
     return Evaluation(
         task or animals(),
         animals(2),
@@ -86,19 +81,17 @@ def evaluation(
     )
 
 
-numbers = Task("numbers", (Question("n", "sums", PROMPT, "7", "number"),), 80)
-
-
 def card(**thresholds: float) -> RouterCard:
     return RouterCard(
         kind="max-prob",
         edge_fingerprint="scripted",
         tokenizer_fingerprint="bytes",
         hidden_size=HIDDEN,
-        thresholds={
-            name.removeprefix("at_").replace("_", "."): v for name, v in thresholds.items()
-        },
+        thresholds={f"0.{name.removeprefix('at_0_')}": at for name, at in thresholds.items()},
     )
+
+
+ALWAYS = Contender("always", Constant(1.0), card(at_0_1=0.5), "always")
 
 
 def test_a_card_brings_its_thresholds() -> None:
@@ -112,25 +105,28 @@ def test_a_card_brings_its_thresholds() -> None:
 
 
 def test_what_a_card_lacks_is_calibrated_and_kept(tmp_path: Path) -> None:
-    first = Counted(0, 1, 2)
-    contender = Contender("mine", first, card(at_0_9=0.0), identity="one")
-    found = evaluation(tmp_path).pairs(contender, [0.05, 0.9])
+    first, again = Counted(0, 1, 2), Counted(0, 1, 2)
+    found, kept = (
+        evaluation(tmp_path).pairs(
+            Contender("mine", router, card(at_0_9=0.0), identity="one"), [0.05, 0.9]
+        )
+        for router in (first, again)
+    )
     assert list(found) == [Cell("mine", 0.05), Cell("mine", 0.9)]
     assert (tmp_path / THRESHOLDS).read_bytes().count(b"\n") == 1
-    again = Counted(0, 1, 2)
-    contender = Contender("mine", again, card(at_0_9=0.0), identity="one")
-    assert evaluation(tmp_path).pairs(contender, [0.05, 0.9]) == found
+    assert kept == found
     assert again.scored == 0
 
 
 def test_a_router_of_the_same_name_is_calibrated_for_itself(tmp_path: Path) -> None:
-    often, seldom = Counted(*range(20)), Counted(0)
-    one = evaluation(tmp_path).pairs(Contender("mine", often, identity="often"), [0.3])
-    other = evaluation(tmp_path).pairs(Contender("mine", seldom, identity="seldom"), [0.3])
-    assert seldom.scored > 0
-    assert [o.cloud_tokens for o in other[Cell("mine", 0.3)]] != [
-        o.cloud_tokens for o in one[Cell("mine", 0.3)]
-    ]
+    routers = {"often": Counted(*range(20)), "seldom": Counted(0)}
+    often, seldom = (
+        evaluation(tmp_path).pairs(Contender("mine", router, identity=name), [0.3])
+        for name, router in routers.items()
+    )
+    assert routers["seldom"].scored > 0
+    tokens = [[o.cloud_tokens for o in found[Cell("mine", 0.3)]] for found in (often, seldom)]
+    assert tokens[0] != tokens[1]
 
 
 def test_without_an_identity_nothing_is_kept(tmp_path: Path) -> None:
@@ -153,46 +149,38 @@ def test_a_share_that_was_added_later_costs_only_itself(tmp_path: Path) -> None:
 
 
 def test_baselines_are_named_once() -> None:
-    found = evaluation().run([contender_named("random")], [0.1])
-    assert [cell.system for cell in found] == [
-        *("edge", "cloud", "random"),
-        *(name for name in BASELINES if name != "random"),
-        "query-level",
-    ]
+    found = [cell.system for cell in evaluation().run([contender_named("random")], [0.1])]
+    others = [name for name in BASELINES if name != "random"]
+    assert found == ["edge", "cloud", "random", *others, "query-level"]
 
 
-@pytest.mark.parametrize("systems", [SYSTEMS, PLAIN, *SYSTEMS])
+@pytest.mark.parametrize("systems", [SYSTEMS, PLAIN, *((name,) for name in SYSTEMS)])
 @pytest.mark.parametrize("choices", [True, False])
 def test_how_many_answers_a_run_takes_is_known_before(
-    systems: str | Sequence[str], choices: bool
+    systems: Sequence[str], choices: bool
 ) -> None:
-    done: list[None] = []
+    done, asked = list[None](), ([contender_named("random")], [0.1, 0.3], systems)
     planned = evaluation(task=animals(choices=choices), done=done)
-    asked = ([contender_named("random")], [0.1, 0.3])
-    systems = (systems,) if isinstance(systems, str) else systems
-    planned.run(*asked, systems)
-    assert len(done) == planned.answers(*asked, systems)
+    planned.run(*asked)
+    assert len(done) == planned.answers(*asked)
 
 
 def test_verification_is_a_baseline_where_the_cloud_can() -> None:
     """Exact, the answers are the cloud's own."""
-    done: list[None] = []
+    done, asked = list[None](), ([contender_named("random")], [0.1, 0.3])
     cloud = ScriptedCloud(replying(RIGHT, prompt=PROMPT), verifies=True)
     planned = evaluation(cloud=cloud, done=done)
-    asked = ([contender_named("random")], [0.1, 0.3])
     found = planned.run(*asked)
     assert len(done) == planned.answers(*asked)
-    served = [Cell(VERIFY + SERVED, share) for share in (0.1, 0.3)]
-    assert all(found[cell][0].text == RIGHT for cell in served)
+    assert all(found[Cell(VERIFY + SERVED, share)][0].text == RIGHT for share in (0.1, 0.3))
     assert [o.text for o in found[EXACT]] == [o.text for o in found[CLOUD]]
     assert 0 < sum(o.changed for o in found[EXACT]) < sum(o.output_tokens for o in found[EXACT])
 
 
 def test_a_question_that_leaves_no_room_is_refused_before_any_answer() -> None:
     long = Question("long", "zoo", PROMPT * 300, "dog", "regex")
-    task = Task("animals", (*animals(1).questions, long), 80)
     with pytest.raises(ContextOverflow, match=r"'long'.* 5700"):
-        evaluation(task=task)
+        evaluation(task=Task("animals", (*animals(1).questions, long), 80))
     small = LocalCloud(ScriptedEdge(replying(RIGHT, prompt=PROMPT), context=len(PROMPT) - 1))
     with closing(small), pytest.raises(ContextOverflow, match=f"{len(PROMPT) - 1}"):
         evaluation(cloud=small)
@@ -206,8 +194,7 @@ def test_at_the_end_of_a_context_every_system_answers(edge_room: int, cloud_room
         replying(WRONG, prompt=PROMPT, unsure=range(20)), context=len(PROMPT) + edge_room
     )
     with closing(LocalCloud(large)) as cloud:
-        always = Contender("always", Constant(1.0), card(at_0_1=0.5))
-        found = evaluation(edge=edge, cloud=cloud).run([always], [0.1])
+        found = evaluation(edge=edge, cloud=cloud).run([ALWAYS], [0.1])
     written = {cell: {o.output_tokens for o in outcomes} for cell, outcomes in found.items()}
     assert (written[EDGE], written[CLOUD]) == ({edge_room + 1}, {cloud_room + 1})
     pairs = [Cell(name, 0.1) for name in ("always", *BASELINES)]
@@ -217,10 +204,9 @@ def test_at_the_end_of_a_context_every_system_answers(edge_room: int, cloud_room
 def test_without_answers_the_clouds_own_are_what_is_agreed_with(tmp_path: Path) -> None:
     questions = (msgspec.structs.replace(q, answer="", known=False) for q in animals().questions)
     task = Task("animals", tuple(questions), 80)
-    asked = [Contender("always", Constant(1.0), card(at_0_1=0.5), "always")]
-    known = evaluation().run(asked, [0.1])
+    known = evaluation().run([ALWAYS], [0.1])
     for _ in range(2):  # the second time from the store
-        found = evaluation(tmp_path, task=task).run(asked, [0.1])
+        found = evaluation(tmp_path, task=task).run([ALWAYS], [0.1])
         for cell, outcomes in found.items():
             assert [o.right for o in outcomes] == [o.right for o in known[cell]]
 
@@ -239,23 +225,23 @@ def test_kept_answers_are_graded_as_today(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gone", range(0, 30, 3))
 def test_cut_at_any_consult_the_same_comes_out(tmp_path: Path, gone: int) -> None:
     contenders = [contender_named("margin"), contender_named("random")]
-    whole = evaluation().run(contenders, [0.1], PLAIN)
 
     def fault(ask: int) -> CloudUnavailable | None:
         return CloudUnavailable("gone") if ask == gone else None
 
+    def run(made: Evaluation) -> dict[Cell, list[tuple[str, int]]]:
+        found = made.run(contenders, [0.1], PLAIN)
+        return {cell: [(o.text, o.cloud_tokens) for o in each] for cell, each in found.items()}
+
     with suppress(CloudUnavailable):
-        evaluation(tmp_path, fault=fault).run(contenders, [0.1], PLAIN)
-    again = evaluation(tmp_path).run(contenders, [0.1], PLAIN)
-    assert {cell: [(o.text, o.cloud_tokens) for o in found] for cell, found in again.items()} == {
-        cell: [(o.text, o.cloud_tokens) for o in found] for cell, found in whole.items()
-    }
+        run(evaluation(tmp_path, fault=fault))
+    assert run(evaluation(tmp_path)) == run(evaluation())
 
 
 def test_the_deadline_is_kept() -> None:
     slow = evaluation(cloud=ScriptedCloud(noise(), delay=0.5), deadline=0.05)
     with pytest.raises(CloudTimeout):
-        slow.pairs(Contender("always", Constant(1.0), card(at_0_1=0.5)), [0.1])
+        slow.pairs(ALWAYS, [0.1])
 
 
 class Behind(ScriptedCloud):
@@ -269,26 +255,22 @@ class Behind(ScriptedCloud):
         return f"{self.name} {self._model}"
 
 
-def test_another_model_behind_one_address(tmp_path: Path) -> None:
-    task, edge = animals(2), ScriptedEdge(noise())
-    told = [manifest(task, task, edge, Behind(model)) for model in ("small", "large", "large")]
-    assert told[0] != told[1] == told[2]
-    Store(tmp_path, told[0])
-    with pytest.raises(UsageError, match="other models"):
-        Store(tmp_path, told[1])
-
-
-def test_another_context(tmp_path: Path) -> None:
+def test_another_model_behind_one_address_and_another_context(tmp_path: Path) -> None:
     """In a smaller one answers end sooner; the usual one is as before it was held."""
-    task, cloud = animals(2), ScriptedCloud(noise())
-    edges = [ScriptedEdge(noise(), context=size) for size in (4096, 300, 4096)]
-    told = [manifest(task, task, edge, cloud) for edge in edges]
-    assert told[1]["contexts"] == (300,)
+    task, usual = animals(2), ScriptedEdge(noise())
+    large, small = Behind("large"), Behind("small")
+    short = ScriptedEdge(noise(), context=300)
+    told = [
+        manifest(task, task, *models)
+        for models in ((usual, large), (usual, large), (usual, small), (short, large))
+    ]
     assert told[0].keys() == {"format", "task", "questions", "edge", "cloud"}
-    Store(tmp_path, told[0])
-    Store(tmp_path, told[2])
-    with pytest.raises(UsageError, match="other models"):
-        Store(tmp_path, told[1])
+    assert told[3]["contexts"] == (300,)
+    for same in told[:2]:
+        Store(tmp_path, same)
+    for other in told[2:]:
+        with pytest.raises(UsageError, match="other models"):
+            Store(tmp_path, other)
 
 
 def test_a_model_in_this_process_is_known_by_its_weights() -> None:

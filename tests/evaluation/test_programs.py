@@ -5,7 +5,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,9 @@ from msgspec.structs import replace
 from edgewise.errors import UsageError
 from edgewise_lab.evaluation.tasks import programs
 from edgewise_lab.evaluation.tasks.base import Grading, Question
-from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
+from edgewise_lab.evaluation.tasks.grading import is_right
+from tests.evaluation.test_grading import require
+from tests.gateway.processes import until
 
 PROMPT = """Complete this function.
 
@@ -79,7 +80,7 @@ def fenced(code: str, name: str = "python") -> str:
     ],
 )
 def test_code(text: str, right: bool, strict: bool) -> None:
-    assert (is_right(AREA, text), is_strictly_right(AREA, text)) == (right, strict)
+    require(AREA, text, right, strict)
 
 
 def test_a_prompts_own_code_is_its_python() -> None:
@@ -132,11 +133,7 @@ def test_what_code_starts_ends_with_it(tmp_path: Path) -> None:
     if not told.exists():
         return  # this user's code starts nothing
     state = Path(f"/proc/{told.read_text()}/stat")
-    end = time.monotonic() + 30
-    while running := state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
-        if time.monotonic() > end:
-            break
-    assert not running
+    until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 ADDRESS = {
@@ -171,7 +168,7 @@ HOME = '{"street": "High Street", "number": 7}'
     ],
 )
 def test_json(text: str, right: bool, strict: bool) -> None:
-    assert (is_right(POST, text), is_strictly_right(POST, text)) == (right, strict)
+    require(POST, text, right, strict)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +192,4 @@ def test_a_schema_that_cannot_be_used_is_refused(schema: dict[str, str]) -> None
 
 
 def test_what_is_to_be_read_is_never_right() -> None:
-    question = Question("poem", "f", "Write one.", "It rhymes.", "read")
-    assert not is_right(question, "It rhymes.")
-    assert not is_strictly_right(question, "It rhymes.")
+    require(Question("poem", "f", "Write one.", "It rhymes.", "read"), "It rhymes.", False, False)

@@ -5,9 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from edgewise.loop.decoder import Answer, Decoder
+from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant, Margin
 from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise_lab.evaluation.able_reader import AbleReader
 from edgewise_lab.evaluation.systems import (
     CloudAlone,
     Decoded,
@@ -42,36 +45,32 @@ def test_the_edge_alone_asks_nobody() -> None:
     assert (found.cached, found.computed) == (0, 0)
     assert found.output_tokens == len(EDGE) + 1
     assert found.seconds > 0
-
-
-def test_how_sure_the_edge_was_is_a_mean() -> None:
+    # How sure it was is a mean.
     sure, unsure = (
-        edge_alone(model, 40, Margin()).answer(QUESTION).uncertainty
+        edge_alone(model, len(EDGE) + 1, Margin()).answer(QUESTION)
         for model in (edge(), edge(unsure=(0, 3, 4)))
     )
-    assert sure == pytest.approx(0.0, abs=1e-6)
-    assert unsure == pytest.approx(3 * (1 - 0.0) / (len(EDGE) + 1), rel=0.2)
-
-
-def test_the_longest_answer_is_kept() -> None:
-    systems = (edge_alone(edge(), 5), CloudAlone(cloud(), ByteTokenizer(), 5))
-    pair = Decoded(paired(edge(), Constant(1.0), 0.5, cloud()), 5)
-    found = [system.answer(QUESTION) for system in (*systems, pair)]
-    assert [(one.text, one.cut) for one in found] == [
-        *((EDGE[:5], True), (CLOUD[:5], True), (CLOUD[:5], True))
-    ]
-    assert not edge_alone(edge(), len(EDGE) + 1).answer(QUESTION).cut
-    assert not CloudAlone(cloud(), ByteTokenizer(), len(CLOUD) + 1).answer(QUESTION).cut
+    assert sure.uncertainty == pytest.approx(0.0, abs=1e-6)
+    assert unsure.uncertainty == pytest.approx(3 / (len(EDGE) + 1), rel=0.2)
+    assert not sure.cut
 
 
 def test_the_cloud_alone_is_one_consult() -> None:
     model = cloud()
-    found = CloudAlone(model, ByteTokenizer(), 40).answer(QUESTION)
-    assert (found.text, found.right) == (CLOUD, True)
+    found = CloudAlone(model, ByteTokenizer(), len(CLOUD) + 1).answer(QUESTION)
+    assert (found.text, found.right, found.cut) == (CLOUD, True, False)
     assert found.output_tokens == found.cloud_tokens == len(CLOUD) + 1
-    assert (found.consults, len(model.asks)) == (1, 1)
+    assert found.consults == 1
     assert (found.cached, found.computed) == (None, None), "a scripted cloud has no meter"
-    assert model.asks[0] == (tuple(PROMPT.encode()), 40)
+    assert model.asks == [(tuple(PROMPT.encode()), len(CLOUD) + 1)]
+
+
+def test_the_longest_answer_is_kept() -> None:
+    pair = Decoded(paired(edge(), Constant(1.0), 0.5, cloud()), 5)
+    systems = (edge_alone(edge(), 5), CloudAlone(cloud(), ByteTokenizer(), 5), pair)
+    for system, text in zip(systems, (EDGE, CLOUD, CLOUD), strict=True):
+        found = system.answer(QUESTION)
+        assert (found.text, found.cut) == (text[:5], True)
 
 
 @pytest.mark.parametrize(("score", "text", "share"), [(0.4, EDGE, 0.0), (0.5, CLOUD, 1.0)])
@@ -125,3 +124,28 @@ def test_whole_questions_stay_within_the_share(
     assert not sent or not kept or min(sent) >= max(kept)
     if share == 1.0:
         assert not kept
+
+
+SUM = "Q: sum? A:"
+FOUR = "Two and two are four, as is known. So it is. And that is all of it.\n\nThe end.\n"
+
+
+def read(edge: str) -> Answer:
+    """What a simulated reader lets stand, and mends."""
+    small = ScriptedEdge(replying(edge, prompt=SUM))
+    large = ScriptedCloud(replying(FOUR, prompt=SUM), verifies=True)
+    policy = Policy(verify="on", deadline=60)
+    reader = AbleReader(large, small.tokenizer)
+    decoder = Decoder(small, router=Constant(0.0), policy=policy, cloud=reader)
+    return decoder.generate(list(SUM.encode()))
+
+
+def test_a_reader_writes_the_sentence_in_which_its_cloud_rejects_a_token() -> None:
+    answer = read(FOUR.replace("four", "five").replace("it is", "is it"))
+    assert answer.text == FOUR
+    by_cloud = "".join(token.text for token in answer.tokens if token.source == "cloud")
+    assert by_cloud == "Two and two are four, as is known. So it is."
+    # What the cloud would have written stands; it ends an answer that goes on.
+    answer = read(FOUR)
+    assert (answer.text, answer.usage.cloud_tokens) == (FOUR, 0)
+    assert read(FOUR + " Or it is not so, who knows it?\n").text.startswith(FOUR)

@@ -5,7 +5,7 @@ import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -15,6 +15,7 @@ from edgewise.errors import EdgewiseError
 from edgewise_lab.evaluation.tasks.base import Question, Split, Task, TaskSource
 from edgewise_lab.evaluation.tasks.grading import is_right, is_strictly_right
 from edgewise_lab.evaluation.tasks.named import TASKS, open_task, with_calibration
+from tests.evaluation.test_grading import require
 from tests.hub import Hub, Repository, in_a_process, serving
 
 CHOICES = ["bank", "library", "department store", "mall", "new york"]
@@ -70,18 +71,16 @@ def answers(task: str, endpoint: str, home: Path) -> str:
     return found
 
 
-def test_commonsenseqa_as_people_ask(tmp_path: Path) -> None:
-    task = open_task("commonsenseqa", data=write(tmp_path / "dev.jsonl", csqa_line()))
+def test_commonsenseqa_as_people_ask_and_as_in_the_paper(tmp_path: Path) -> None:
+    data = write(tmp_path / "dev.jsonl", csqa_line())
+    task = open_task("commonsenseqa", data=data)
     (question,) = task.questions
     assert question.prompt.startswith("Where is a revolving door?\nA) bank\nB) library\n")
     assert task.max_tokens == 1024
-    said = ("Doors turn.\nAnswer: C", "The answer is C.", "Answer: D")
-    read = [(is_right(question, text), is_strictly_right(question, text)) for text in said]
-    assert read == [(True, True), (True, False), (False, False)]
-
-
-def test_commonsenseqa_is_asked_as_in_the_paper(tmp_path: Path) -> None:
-    task = open_task("commonsenseqa-paper", data=write(tmp_path / "dev.jsonl", csqa_line()))
+    require(question, "Doors turn.\nAnswer: C", True, True)
+    require(question, "The answer is C.", True, False)
+    require(question, "Answer: D", False, False)
+    task = open_task("commonsenseqa-paper", data=data)
     (question,) = task.questions
     assert (question.prompt, task.max_tokens) == (PROMPT, 100)
     assert question.answer == "department store"
@@ -118,8 +117,8 @@ def test_a_published_task_comes_from_the_hub_once(
 def test_a_hub_without_the_dataset_and_no_hub_are_one_sentence(hub: Hub, tmp_path: Path) -> None:
     hub.repositories = {}
     refused = answers("gsm8k", hub.endpoint, tmp_path)
-    assert refused.startswith("! The hub refuses 'openai/gsm8k")
     gone = answers("gsm8k", "http://127.0.0.1:9", tmp_path)
+    assert refused.startswith("! The hub refuses 'openai/gsm8k")
     assert gone.startswith("! The ")
     assert "\n" not in refused + gone
 
@@ -202,9 +201,9 @@ def test_the_longest_answer_is_the_task_s_own_or_the_user_s(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     numbered(tmp_path / "mine.jsonl", 9)
-    assert [task.max_tokens for task in opened(name, limit=2, max_tokens=31)] == [31, 31]
-    own = {open_task(name).max_tokens}
-    assert {task.max_tokens for task in opened(name, limit=2)} == own
+    own = open_task(name).max_tokens
+    for given, most in (({"max_tokens": 31}, 31), ({}, own)):
+        assert [task.max_tokens for task in opened(name, limit=2, **given)] == [most, most]
     with pytest.raises(EdgewiseError, match="max-tokens") as caught:
         opened(name, limit=2, max_tokens=0)
     assert caught.value.setting == "max_tokens"
@@ -229,8 +228,7 @@ def test_the_train_split_ends_with_what_thresholds_are_set_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Split3(TaskSource):
-        name = "three"
-        splits = ("train", "test")
+        name, splits = "three", ("train", "test")
 
         def open(self, split: Split, data: Path | None = None) -> Task:
             questions = [Question(f"{i}", "f", f"{split} {i}", "", "exact") for i in range(8)]
@@ -238,29 +236,22 @@ def test_the_train_split_ends_with_what_thresholds_are_set_on(
 
     monkeypatch.setattr(TASKS, "load", lambda name: Split3)
     monkeypatch.setattr(type(TASKS), "__contains__", lambda self, name: name == "three")
-    assert prepared("three") == ([f"test {i}" for i in range(8)], [f"train {i}" for i in (5, 6, 7)])
-    trained, held_out = prepared("three", "train")
-    assert (trained, held_out) == (
-        [f"train {i}" for i in range(5)],
-        [f"train {i}" for i in (5, 6, 7)],
-    )
+    test, train = ([f"{split} {i}" for i in range(8)] for split in ("test", "train"))
+    assert prepared("three") == (test, train[-3:])
+    assert prepared("three", "train") == (train[:-3], train[-3:])
 
 
 @pytest.mark.parametrize(
-    ("given", "problem", "setting"),
+    ("setting", "count", "problem"),
     [
-        ({"limit": 0}, "The limit must be 1 or more, not 0.", "limit"),
-        ({"limit": -3}, "The limit must be 1 or more, not -3.", "limit"),
-        ({"calibration": 0}, "The calibration must be 1 or more", "calibration"),
-        ({"calibration": 4}, "4 questions", "calibration"),
-        ({"calibration": 400}, "400", "calibration"),
+        ("limit", 0, "The limit must be 1 or more, not 0."),
+        ("calibration", 0, "The calibration must be 1 or more"),
+        ("calibration", 4, "4 questions"),
     ],
 )
-def test_counts_that_leave_nothing(
-    tmp_path: Path, given: dict[str, int], problem: str, setting: str
-) -> None:
+def test_counts_that_leave_nothing(tmp_path: Path, setting: str, count: int, problem: str) -> None:
     with pytest.raises(EdgewiseError, match=problem) as caught:
-        prepared(numbered(tmp_path / "mine.jsonl", 4), **given)
+        prepared(numbered(tmp_path / "mine.jsonl", 4), **{setting: count})
     assert caught.value.setting == setting
 
 
@@ -285,46 +276,47 @@ def test_nothing_is_set_aside_where_nothing_is_calibrated(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem", "setting"),
+    ("name", "given", "problem"),
     [
-        ({"name": "pocketqa", "data": "x"}, "pocketqa has its own .*; drop the data", "data"),
-        ({"name": "pocketqa", "check": "exact"}, "drop the check", "check"),
-        ({"name": "gsm8k", "check": "number"}, "drop the check", "check"),
-        ({"name": "mine.jsonl", "data": "x"}, "is a file of its own", "data"),
-        (
-            {"name": "no.jsonl"},
-            "gsm8k-paper, humaneval, pocketqa or a JSON Lines",
-            None,
-        ),
-        ({"name": "."}, "'.' is a folder", None),
+        ("pocketqa", "data", "pocketqa has its own .*; drop the data"),
+        ("pocketqa", "check", "drop the check"),
+        ("gsm8k", "check", "drop the check"),
+        ("mine.jsonl", "data", "is a file of its own"),
+        ("no.jsonl", None, "gsm8k-paper, humaneval, pocketqa or a JSON Lines"),
+        (".", None, "'.' is a folder"),
     ],
 )
 def test_what_a_task_does_not_take(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: dict[str, str],
-    problem: str,
-    setting: str | None,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, given: str | None, problem: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     numbered(tmp_path / "mine.jsonl", 2)
+    more: dict[str, Any] = {given: {"data": "x", "check": "number"}[given]} if given else {}
     with pytest.raises(EdgewiseError, match=problem) as caught:
-        open_task(**arguments)  # type: ignore[arg-type]
-    assert caught.value.setting == setting
+        open_task(name, **more)
+    assert caught.value.setting == given
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = numbered(tmp_path / "mine.jsonl", 2)
+    path, packed = tmp_path / "mine.jsonl", tmp_path / "mine.jsonl.gz"
+
+    def refused(match: str, name: str, given: Path | None = None) -> None:
+        with pytest.raises(EdgewiseError, match=match):
+            open_task(name, data=given)
+
     path.write_bytes(b'{"prompt": "\xff", "answer": ""}\n')
-    with pytest.raises(EdgewiseError, match=r"Line 1"):
-        open_task(str(path))
+    refused("Line 1", str(path))
+    refused("split it", "gsm8k", Path("/dev/zero"))
+    refused("No such file", "gsm8k", tmp_path / "gone.jsonl")
+    data = gzip.compress(json.dumps({"prompt": "a" * 999}).encode())
+    packed.write_bytes(data[:-9])
+    refused("cannot be read", str(packed))
+    packed.write_bytes(data)
+    assert len(open_task(str(packed)).questions) == 1
+    monkeypatch.setattr("edgewise_lab.evaluation.tasks.records.MAX_FILE", 900)
+    refused("split it", str(packed))
     monkeypatch.setattr("edgewise_lab.evaluation.tasks.records.MAX_FILE", 1)
-    with pytest.raises(EdgewiseError, match="split it"):
-        open_task(str(path))
-    with pytest.raises(EdgewiseError, match="split it"):
-        open_task("gsm8k", data=Path("/dev/zero"))
-    with pytest.raises(EdgewiseError, match="No such file"):
-        open_task("gsm8k", data=tmp_path / "gone.jsonl")
+    refused("split it", str(path))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
@@ -345,14 +337,19 @@ def test_prompts_alone_and_conversations(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", {"prompt": "a"}, {"messages": turns, "model": "gpt"})
     alone, chat = open_task(str(path)).questions
     assert (alone.known, alone.check, chat.known, chat.check) == (False, "words", False, "words")
-    assert [(turn.role, turn.content) for turn in chat.messages] == [
-        *(("system", "Be brief."), ("user", "2 + 2?"), ("assistant", "4"), ("user", "And 3?"))
-    ]
+    assert [turn.role for turn in chat.messages] == ["system", "user", "assistant", "user"]
+    assert [turn.content for turn in chat.messages] == ["Be brief.", "2 + 2?", "4", "And 3?"]
     assert "2 + 2?" in chat.text
     task, held_out = opened(path, "train", calibration=None, known=False)
     assert (len(task.questions), len(held_out.questions)) == (1, 1)
     with pytest.raises(EdgewiseError, match="no right answers"):
         opened(path, "train", calibration=None)
+    # What a person must read teaches nothing.
+    lines = ({"prompt": f"{n}?", "answer": "It rhymes.", "check": "read"} for n in range(9))
+    path = write(tmp_path / "read.jsonl", *lines)
+    with pytest.raises(EdgewiseError, match="must read"):
+        opened(path, "train", known=False)
+    assert len(opened(path, known=False)[0].questions) == 6
 
 
 def test_the_name_of_a_line_is_its_number(tmp_path: Path) -> None:
@@ -362,7 +359,6 @@ def test_the_name_of_a_line_is_its_number(tmp_path: Path) -> None:
     assert [question.id for question in task.questions] == ["1", "3"]
     assert task.families == ("mine",)
     assert task.first(1).questions == task.questions[:1]
-    assert task.first(None) == task
 
 
 @pytest.mark.parametrize("split", get_args(Split))
@@ -411,28 +407,9 @@ def test_humaneval_is_graded_by_its_tests(tmp_path: Path, packed: bool) -> None:
     assert not is_right(question, whole.replace("2", "3"))
 
 
-def test_a_packed_file_that_is_damaged_or_large_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "mine.jsonl.gz"
-    packed = gzip.compress(json.dumps({"prompt": "a" * 999}).encode())
-    path.write_bytes(packed[:-9])
-    with pytest.raises(EdgewiseError, match="cannot be read"):
-        open_task(str(path))
-    path.write_bytes(packed)
-    assert len(open_task(str(path)).questions) == 1
-    monkeypatch.setattr("edgewise_lab.evaluation.tasks.records.MAX_FILE", 900)
-    with pytest.raises(EdgewiseError, match="split it"):
-        open_task(str(path))
-
-
 def test_each_line_has_a_check_of_its_own(tmp_path: Path) -> None:
-    chat = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "2 + 2?"},
-        {"role": "assistant", "content": "4"},
-        {"role": "user", "content": "And 3?"},
-    ]
+    chat = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+    chat.append({"role": "user", "content": "And 3?"})
     path = write(
         tmp_path / "mine.jsonl",
         {"prompt": "Twice?", "answer": "assert f(2) == 4", "check": "code", "family": "code"},
@@ -443,20 +420,8 @@ def test_each_line_has_a_check_of_its_own(tmp_path: Path) -> None:
     )
     task = open_task(str(path), check="regex")
     said = ("```\ndef f(n): return 2 * n\n```", "1", "A rhyme.", "So it is 7.", "In Paris.")
-    assert [question.check for question in task.questions] == [
-        *("code", "json", "read", "number", "regex")
-    ]
+    checks = [question.check for question in task.questions]
+    assert checks == ["code", "json", "read", "number", "regex"]
     graded = [is_right(*pair) for pair in zip(task.questions, said, strict=True)]
     assert graded == [True, True, False, True, True]
-    assert [turn.role for turn in task.questions[3].messages] == [
-        *("system", "user", "assistant", "user")
-    ]
     assert (task.questions[3].id, task.known) == ("chat", True)
-
-
-def test_questions_that_a_person_reads_teach_nothing(tmp_path: Path) -> None:
-    lines = ({"prompt": f"{n}?", "answer": "It rhymes.", "check": "read"} for n in range(9))
-    path = write(tmp_path / "mine.jsonl", *lines)
-    with pytest.raises(EdgewiseError, match="must read"):
-        opened(path, "train", known=False)
-    assert len(opened(path, known=False)[0].questions) == 6

@@ -22,7 +22,7 @@ from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 from tests.doubles.chat_reader import Asked, Verdict
 from tests.doubles.wrapped_cloud import Late
 from tests.loop.test_read_along import SAID, reading, whole
-from tests.loop.test_speculate import IDS, agreeing, ending, other_vocabulary, speaking
+from tests.loop.test_speculate import IDS, LINKED, agreeing, ending, other_vocabulary, speaking
 from tests.loop.test_verify import grammar
 
 BACK = "answered", NothingUsable.reason, BreaksGrammar.reason
@@ -119,11 +119,8 @@ def require_law(events: Sequence[Event], *, metered: bool = True) -> None:
 
 
 DRAWN: dict[str, st.SearchStrategy[Any]] = {
-    "seed": st.integers(0, 500),
-    "agreement": st.sampled_from([0.0, 0.5, 0.9]),
-    "patience": st.lists(st.integers(0, 12), min_size=1, max_size=6),
+    **LINKED,
     "failing": st.sampled_from([0, 2, 3]),
-    "ends": st.sampled_from([0, 12]),
     "stop": st.sampled_from([(), ("a",), ("e", "qu")]),
     "cap": st.sampled_from([None, None, 5]),
     "share": st.sampled_from([None, 0.2]),

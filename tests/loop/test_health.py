@@ -29,26 +29,24 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "SHORTEST_DEADLINE", SHORTEST_DEADLINE)
 
 
-def known(seconds: float, times: int, *, first: bool = False) -> Latency:
+def known(seconds: float, times: int) -> Latency:
     latency = Latency()
     for _ in range(times):
-        latency.answered(seconds, first=first)
+        latency.answered(seconds, first=False)
     return latency
 
 
 def test_the_deadline_is_a_bounded_multiple_of_the_median() -> None:
-    def deadline(seconds: float) -> float:
-        return Policy().deadline_now(known(seconds, ENOUGH), first=False)
+    def deadline(seconds: float, times: int = ENOUGH, *, first: bool = False) -> float:
+        return Policy().deadline_now(known(seconds, times), first=first)
 
-    assert Policy().deadline_now(known(0.01, ENOUGH - 1), first=False) == LONGEST_DEADLINE
+    assert deadline(0.01, ENOUGH - 1) == LONGEST_DEADLINE
     assert deadline(0.01) == SHORTEST_DEADLINE
     assert deadline(0.3) == pytest.approx(4 * 0.3)
     assert deadline(3.0) == LONGEST_DEADLINE
-
-
-def test_an_answers_first_consults_are_judged_apart() -> None:
+    # An answer's first consults are judged apart.
+    assert deadline(0.05, RECENT, first=True) == LONGEST_DEADLINE
     latency = known(0.05, RECENT)
-    assert Policy().deadline_now(latency, first=True) == LONGEST_DEADLINE
     for _ in range(ENOUGH):
         latency.answered(1.0, first=True)
     assert Policy().deadline_now(latency, first=True) == pytest.approx(4.0)

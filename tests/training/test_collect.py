@@ -1,6 +1,7 @@
 """Answers and features: collected once, whole or not at all, as the router sees them later."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,19 @@ import pytest
 from edgewise.cloud.local import LocalCloud
 from edgewise.errors import UsageError
 from edgewise.routers.signals import needs_of, signals_of, top_of
+from edgewise.testing.scripted_cloud import ScriptedCloud
 from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.base import Question, Task
 from edgewise_lab.rollouts import Continuation, Done, Prefix, Rollouts
-from edgewise_lab.training.collect import COLUMNS, KEPT, Sample, collect_answers, collect_features
+from edgewise_lab.training.collect import (
+    COLUMNS,
+    KEPT,
+    Sample,
+    collect_answers,
+    collect_features,
+    read_by_cloud,
+)
+from edgewise_lab.training.spending import SpendingMeter
 
 PROMPT = "How many?"
 ANSWERED = "Oh it is 7."
@@ -83,32 +93,36 @@ def test_a_folder_may_hold_more_than_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_rows_are_what_the_router_sees_at_run_time(tmp_path: Path) -> None:
-    edge = ScriptedEdge(noise())
-    found = collect_features(answers(tmp_path, 3), "answer", edge, tmp_path)
+    edge, every = ScriptedEdge(noise()), answers(tmp_path, 3)
+    # And a text longer than one prefill: read in parts, it comes out as in one.
+    every.append(Sample("long", tuple(PROMPT.encode()), tuple(b"ab " * 200), True))
+    found = collect_features(every, "answer", edge, tmp_path)
     session = edge.session(needs_of(COLUMNS), top=top_of(COLUMNS, KEPT))
-    rows = iter(zip(*(found.inputs[name] for name in COLUMNS), strict=True))
+    rows = zip(*(found.inputs[name] for name in COLUMNS), strict=True)
     at = 0
-    for answer in answers(tmp_path, 3):
+    for answer in every:
         session.open(answer.prompt)
         for token in answer.ids:
             step = session.step()
             for one, row in zip(signals_of(COLUMNS), next(rows), strict=True):
                 assert one.read is not None
                 np.testing.assert_allclose(one.read(step, KEPT), row, rtol=1e-5)
-            assert found.proposed[at] == step.proposed
-            assert found.written[at] == token
+            assert (found.proposed[at], found.written[at]) == (step.proposed, token)
             at += 1
             session.extend([token])
     assert at == len(found.written)
+    session.close()
+    assert edge.sessions == 0
 
 
 def test_features_go_on_where_they_stopped(tmp_path: Path) -> None:
-    whole = collect_features(answers(tmp_path), "answer", model("So it is 3."), tmp_path)
+    every = answers(tmp_path)
+    whole = collect_features(every, "answer", model("So it is 3."), tmp_path)
     shards = sorted(tmp_path.glob("answer-*.safetensors"))
     assert len(shards) == 3
     shards[-1].rename(tmp_path / "answer-00002.partial")  # killed while writing it
     before = [path.stat().st_mtime_ns for path in shards[:2]]
-    again = collect_features(answers(tmp_path), "answer", model("So it is 3."), tmp_path)
+    again = collect_features(every, "answer", model("So it is 3."), tmp_path)
     assert again.questions == whole.questions
     assert all(np.array_equal(again.inputs[name], whole.inputs[name]) for name in COLUMNS)
     assert np.array_equal(again.sample, whole.sample)
@@ -126,24 +140,26 @@ def test_features_that_are_no_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"junk", b"\x08" + b"\0" * 7 + b"{}      "])
 def test_a_shard_that_is_damaged_is_named(tmp_path: Path, damage: bytes) -> None:
-    collect_features(answers(tmp_path, 2), "answer", model("So it is 3."), tmp_path)
-    path = tmp_path / "answer-00000.safetensors"
-    path.write_bytes(damage)
+    few = answers(tmp_path, 2)
+    collect_features(few, "answer", model("So it is 3."), tmp_path)
+    (tmp_path / "answer-00000.safetensors").write_bytes(damage)
     with pytest.raises(UsageError, match=r"answer-00000\.safetensors'"):
-        collect_features(answers(tmp_path, 2), "answer", model("So it is 3."), tmp_path)
+        collect_features(few, "answer", model("So it is 3."), tmp_path)
 
 
-def test_a_text_longer_than_one_prefill(tmp_path: Path) -> None:
-    """Read in parts, it comes out as in one."""
-    text = "ab " * 200
-    prompt = tuple(PROMPT.encode())
-    sample = Sample("long", prompt, tuple(text.encode()), True)
-    edge = ScriptedEdge(noise())
-    found = collect_features([sample], "reference", edge, tmp_path)
-    assert len(found.written) == len(text)
-    session = edge.session(needs_of(COLUMNS), top=top_of(COLUMNS, KEPT))
-    for at in (0, 255, 256, 257, len(text) - 1):
-        session.open([*prompt, *sample.ids[:at]])
-        assert found.proposed[at] == session.step().proposed
-    session.close()
-    assert edge.sessions == 0
+READ = [Sample(f"{i}", (*b"How?",), (*f"It is {i}.".encode(),), True) for i in range(3)]
+
+by_cloud = partial(read_by_cloud, meter=SpendingMeter())
+
+
+def test_a_model_here_and_an_engine_elsewhere_read_alike_and_it_is_kept(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("here", "there")]
+    for folder in folders:
+        folder.mkdir()
+    here = by_cloud(READ, LocalCloud(ScriptedEdge(noise())), folders[0])
+    assert by_cloud(READ[:2], ScriptedCloud(noise()), folders[1]) == here[:2]
+    cloud, told = ScriptedCloud(noise()), list[None]()
+    assert by_cloud(READ, cloud, folders[1], lambda: told.append(None)) == here
+    assert len(cloud.asks) == len(READ[2].ids)
+    assert len(told) == 3
+    assert all(len(one.cloud) == len(one.ids) for one in here)

@@ -76,13 +76,6 @@ ANSWERS = (
     ),
 )
 
-LABELS: dict[str, tuple[Label, int]] = {
-    "value": (Value(), 0),
-    # Of numbers: whether the cloud's own answer changes, be it right or wrong.
-    "final": (Final(), 1),
-}
-"""Each with its column."""
-
 
 def model(texts: Sequence[str]) -> ScriptedEdge:
     return ScriptedEdge(completing(*texts, prompt=PROMPT))
@@ -118,10 +111,10 @@ class Asked(Rollouts):
         return super().run(prefixes, done)
 
 
-@pytest.mark.parametrize("name", LABELS)
+@pytest.mark.parametrize(("label", "column"), [(Value(), 0), (Final(), 1)])
 @pytest.mark.parametrize("told", ANSWERS, ids=lambda told: told.text)
-def test_labels_of_answers(told: Told, name: str, tmp_path: Path) -> None:
-    label, column = LABELS[name]
+def test_labels_of_answers(told: Told, label: Label, column: int, tmp_path: Path) -> None:
+    """`Final` is, of numbers, whether the cloud's own answer changes, be it right or wrong."""
     found = label_all(label, [case(told)], {"cloud": Asked(told.cloud)}, tmp_path)["q"]
     assert marked(found, told.text) == told.labels[column]
     assert set(found) <= {0.0, 1.0}

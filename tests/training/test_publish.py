@@ -29,23 +29,18 @@ CARD = RouterCard(
 )
 
 
-@given(
-    st.lists(
-        st.tuples(st.floats(0, 1, width=32), st.sampled_from([0.0, 0.25, 1.0])),
-        min_size=1,
-        max_size=40,
-    )
-)
+ROW = st.tuples(st.floats(0, 1, width=32), st.sampled_from([0.0, 0.25, 1.0]))
+
+
+@given(st.lists(ROW, min_size=1, max_size=40))
 def test_a_card_takes_whatever_knots_come_out(rows: list[tuple[float, float]]) -> None:
     """They ascend from 0 to 1, keep the mean, and fit no worse than any constant."""
     scores, labels = (np.array(column, np.float32) for column in zip(*rows, strict=True))
     knots = isotonic(scores, labels)
     assert all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(knots))
     assert all(0 <= value <= 1 for knot in knots for value in knot)
-    assert knots[0][0] == scores.min()
-    assert knots[-1][0] == scores.max()
-    assert knots[0][1] <= labels.mean() + 1e-6
-    assert knots[-1][1] >= labels.mean() - 1e-6
+    assert (knots[0][0], knots[-1][0]) == (scores.min(), scores.max())
+    assert knots[0][1] - 1e-6 <= labels.mean() <= knots[-1][1] + 1e-6
 
 
 def test_knots_by_hand() -> None:

@@ -75,17 +75,12 @@ def test_each_prefix_is_continued_as_by_a_session(made: Made) -> None:
     assert made.rollouts.run([]) == []
 
 
-@given(
-    asked=st.lists(
-        st.builds(
-            Prefix,
-            st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple),
-            st.integers(1, 5),
-        ),
-        max_size=12,
-    ),
-    width=st.integers(1, 5),
+PREFIX = st.builds(
+    Prefix, st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple), st.integers(1, 5)
 )
+
+
+@given(asked=st.lists(PREFIX, max_size=12), width=st.integers(1, 5))
 def test_any_prefixes_in_any_width_are_continued_as_one_by_one(
     asked: list[Prefix], width: int
 ) -> None:
@@ -113,13 +108,10 @@ def test_a_continuation_ends_with_the_context(bpe_path: Path) -> None:
 
 
 def test_the_first_failure_of_the_cloud_is_told_and_the_rest_is_kept() -> None:
-    def fault(ask: int) -> CloudUnavailable | None:
-        return CloudUnavailable("gone.") if ask == 5 else None
-
     told: dict[int, Continuation] = {}
-    cloud = ScriptedCloud(noise(), fault=fault)
+    faults = {5: CloudUnavailable("gone.")}
     with pytest.raises(CloudUnavailable):
-        Rollouts(cloud, width=1).run(prefixes(), told.__setitem__)
+        Rollouts(ScriptedCloud(noise(), fault=faults.get), 1).run(prefixes(), told.__setitem__)
     assert list(told) == [0, 1, 2, 3, 4]
 
 
