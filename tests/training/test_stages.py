@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgewise.cloud.local import LocalCloud
-from edgewise.costs.price import BilledTokens
+from edgewise.costs.price import BilledTokens, price_of
 from edgewise.errors import CloudUnavailable, RouterMismatch, UsageError
 from edgewise.opening import open_router
 from edgewise.routers.card import CONFIG, WEIGHTS, read_card
@@ -86,6 +86,18 @@ def test_without_answers_the_clouds_own_are_learnt_from(
         training(tmp_path / f"{known}", label, known=known).run()
     assert made(tmp_path / "True") == made(tmp_path / "False")
     assert trained_digests(tmp_path / "False") == trained_digests(whole)
+
+
+@pytest.mark.parametrize("label", ["final", "rescue"])
+def test_what_it_will_take_is_about_what_it_takes(tmp_path: Path, label: str) -> None:
+    one = training(tmp_path / "router", label, known=False)
+    told = one.estimate()
+    assert told is not None
+    one.run()
+    assert told.tokens.output == pytest.approx(one.meter.tokens.output, rel=0.3)
+    assert one.meter.tokens.output > 20 * len(CLOUD)
+    assert "0.01" in told._replace(tokens=BilledTokens(output=2500)).described(price_of("1,1,4"))
+    assert training(tmp_path / "router", label, known=False).estimate() is None
 
 
 def test_what_a_cloud_in_this_process_reads_is_counted(tmp_path: Path) -> None:

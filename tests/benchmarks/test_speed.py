@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import speed
 from benchmarks.speed import bare, measure
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.edge.llamacpp import LlamaModel
@@ -17,7 +18,6 @@ from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.routers.untrained import Constant
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
-from edgewise_lab.bench import speed
 
 
 @pytest.fixture(scope="module")
