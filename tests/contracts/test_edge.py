@@ -26,7 +26,7 @@ PROMPT = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100, 33]
 MORE = [40, 41, 42, 43, 44]
 ATOL = 0.02
 """Batched and one-by-one decodes differ in rounding; other inputs differ by more than 1."""
-MARK, WALK, NEAR = 8, 100, 1e-2
+WALK, NEAR = 100, 1e-2
 """Steps of a random walk, and how far it may lead from the logits, of the largest."""
 
 
@@ -106,11 +106,6 @@ def logits_after(model: EdgeModel, ids: Sequence[int]) -> Floats:
     return logits
 
 
-def fresh_logits(backend: Backend, ids: Sequence[int]) -> Floats:
-    """Logits after `ids`, from a model that has seen nothing else."""
-    return logits_after(backend.model(), ids)
-
-
 def assert_close(left: Floats, right: Floats) -> None:
     np.testing.assert_allclose(left, right, atol=ATOL, rtol=0)
 
@@ -131,17 +126,16 @@ def assert_heads_input(model: EdgeModel, head: Floats, *, atol: float) -> None:
 class TestEdge:
     def test_step_stands_behind_every_id(self, backend: Backend) -> None:
         session = backend.session()
+        with pytest.raises(UsageError, match="open"):
+            session.step()
         assert session.open(PROMPT) == 0
         assert session.position == len(PROMPT)
         step = session.step()
         assert step.position == len(PROMPT)
         assert step.proposed == int(np.argmax(step.logits))
         assert step.size == len(step.logits) == backend.open_models[0].tokenizer.size
-
-    def test_the_future_depends_on_every_id(self, backend: Backend) -> None:
         changed = [PROMPT[0] + 1, *PROMPT[1:]]
-        difference = fresh_logits(backend, PROMPT) - fresh_logits(backend, changed)
-        assert np.abs(difference).max() > 10 * ATOL
+        assert np.abs(step.logits - logits_after(backend.model(), changed)).max() > 10 * ATOL
 
     def test_nothing_is_computed_twice(self, backend: Backend) -> None:
         session = backend.session()
@@ -157,8 +151,11 @@ class TestEdge:
     def test_open_keeps_the_common_prefix(self, backend: Backend) -> None:
         session = backend.session()
         session.open(PROMPT + MORE)
-        session.step()
+        expected = session.step().logits.copy()
         before = backend.computed()
+        assert session.open(PROMPT + MORE) == len(PROMPT + MORE)
+        assert_close(session.step().logits, expected)
+        assert backend.computed() == before
         turned = [*PROMPT, MORE[0] + 1, *MORE[1:]]
         kept = session.open(turned)
         if backend.open_models[0].abilities.rewinds == "anywhere":
@@ -166,24 +163,15 @@ class TestEdge:
         assert kept <= len(PROMPT)
         logits = session.step().logits
         assert backend.computed() - before == len(turned) - kept
-        assert_close(logits, fresh_logits(backend, turned))
+        assert_close(logits, logits_after(backend.model(), turned))
 
-    def test_open_of_what_is_there_computes_nothing(self, backend: Backend) -> None:
+    def test_rewind_only_goes_back(self, backend: Backend) -> None:
         session = backend.session()
         session.open(PROMPT)
-        expected = session.step().logits.copy()
-        before = backend.computed()
-        assert session.open(PROMPT) == len(PROMPT)
-        assert_close(session.step().logits, expected)
-        assert backend.computed() == before
-
-    @pytest.mark.parametrize("position", [-1, len(PROMPT) + 1])
-    def test_rewind_only_goes_back(self, backend: Backend, position: int) -> None:
-        session = backend.session()
-        session.open(PROMPT)
-        with pytest.raises(ValueError, match="rewind"):
-            session.rewind(position)
-        assert session.position == len(PROMPT)
+        for position in (-1, len(PROMPT) + 1):
+            with pytest.raises(ValueError, match="rewind"):
+                session.rewind(position)
+            assert session.position == len(PROMPT)
 
     def test_a_batch_agrees_with_one_by_one(self, backend: Backend) -> None:
         session = backend.session()
@@ -192,7 +180,7 @@ class TestEdge:
         assert [step.position for step in batch] == [len(PROMPT) + i + 1 for i in range(len(MORE))]
         rows = [step.logits.copy() for step in batch]
         for index, row in enumerate(rows):
-            assert_close(row, fresh_logits(backend, PROMPT + MORE[: index + 1]))
+            assert_close(row, logits_after(backend.model(), PROMPT + MORE[: index + 1]))
 
     def test_views_are_stale_after_the_next_decode(self, backend: Backend) -> None:
         session = backend.session(Needs.NOTHING)
@@ -201,15 +189,15 @@ class TestEdge:
         assert step.logits.shape == (backend.open_models[0].tokenizer.size,)
         session.extend(MORE[:1])
         session.step()
-        stale = (
+        calls = (
             lambda: step.logits,
             lambda: step.entropy,
             lambda: step.top(3),
             lambda: step.hidden,
         )
-        for read in stale:
+        for stale in calls:
             with pytest.raises(StaleStepError):
-                read()
+                stale()
         assert step.proposed >= 0
 
     def test_needs_survive(self, backend: Backend) -> None:
@@ -237,7 +225,7 @@ class TestEdge:
             first.step()
         second = model.session(Needs.LOGITS)
         assert second.open(PROMPT) == 0
-        assert_close(second.step().logits, fresh_logits(backend, PROMPT))
+        assert_close(second.step().logits, logits_after(backend.model(), PROMPT))
 
     def test_any_way_leads_to_the_same_logits(self, backend: Backend) -> None:
         """Random steps, batches, drafts, rollbacks and openings of two sessions, beside a third."""
@@ -287,7 +275,7 @@ class TestEdge:
             first.step()
         second = model.session(Needs.LOGITS)
         assert second.open([*PROMPT, *MORE]) == len(PROMPT)
-        assert_close(second.step().logits, fresh_logits(backend, [*PROMPT, *MORE]))
+        assert_close(second.step().logits, logits_after(backend.model(), [*PROMPT, *MORE]))
 
     def test_slots_run_out_and_come_back(self, backend: Backend) -> None:
         model = backend.model(slots=2)
@@ -318,20 +306,15 @@ class TestEdge:
         with pytest.raises(ContextOverflow):
             session.open([*full, 1])
 
-    def test_a_step_needs_ids(self, backend: Backend) -> None:
-        with pytest.raises(UsageError, match="open"):
-            backend.session().step()
-
-    def test_special_tokens_have_text_and_write_nothing(self, backend: Backend) -> None:
-        tokenizer = backend.model().tokenizer
-        assert set() < tokenizer.eos_ids <= set(tokenizer.special) <= set(range(tokenizer.size))
-        assert all(tokenizer.special.values())
-        assert {tokenizer.piece(token) for token in tokenizer.special} == {b""}
-
-    def test_fingerprints_are_stable(self, backend: Backend) -> None:
+    def test_a_vocabulary(self, backend: Backend) -> None:
+        """Special tokens have text and write nothing; fingerprints are stable."""
         left, right = backend.model(), backend.model()
         assert left.fingerprint() == right.fingerprint()
         assert fingerprint(left.tokenizer) == fingerprint(right.tokenizer)
+        tokenizer = left.tokenizer
+        assert set() < tokenizer.eos_ids <= set(tokenizer.special) <= set(range(tokenizer.size))
+        assert all(tokenizer.special.values())
+        assert {tokenizer.piece(token) for token in tokenizer.special} == {b""}
 
 
 ABLE = EdgeAbilities(slots=8)
@@ -349,17 +332,3 @@ def test_an_engine_that_can_do_less_gives_the_same_answer(lacking: EdgeAbilities
     decoders = [Decoder(one, router=MaxProb(), policy=Policy(threshold=1.0)) for one in edges]
     answers = [decoder.generate(PROMPT, max_tokens=20).text for decoder in decoders]
     assert answers[0] == answers[1]
-
-
-def test_what_is_computed_again_where_an_engine_cannot_go_back() -> None:
-    computed: dict[str, int] = {}
-    for name in ("rewinds to checkpoints", "no rewinds"):
-        edge = ScriptedEdge(noise(), context=CONTEXT, abilities=LACKING[name])
-        session = edge.session()
-        session.open(PROMPT)
-        session.checkpoint(MARK)
-        session.step()
-        session.rewind(MARK + 2)
-        session.step()
-        computed[name] = edge.computed - len(PROMPT)
-    assert computed == {"rewinds to checkpoints": 2, "no rewinds": MARK + 2}

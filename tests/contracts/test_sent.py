@@ -1,7 +1,8 @@
 """What sessions say of their consults is what really travelled, for every backend."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -33,42 +34,48 @@ class Watched:
     def open(self) -> CloudSession:
         return self.cloud.open(Prompt(tuple(PROMPT)))
 
+    def consult(self, session: CloudSession, ids: list[int]) -> int:
+        """How many ids travelled for it, as it says and as is true."""
+        self.recorder.forget()
+        sent = consult(session, ids)
+        assert (sent.ids, sent.bytes) == (self.recorder.ids, self.recorder.size)
+        return sent.ids
 
-def consult(session: CloudSession, ids: list[int], *, deadline: float = DEADLINE) -> Outgoing:
+
+def consult(session: CloudSession, ids: list[int]) -> Outgoing:
     sent = Outgoing()
-    session.ask(ConsultRequest(ids, 1, deadline, sent=sent)).result()
+    session.ask(ConsultRequest(ids, 1, DEADLINE, sent=sent)).result()
     return sent
+
+
+@contextmanager
+def watched(url: str, opening: Callable[[str], CloudModel]) -> Generator[Watched]:
+    with recording(url) as recorder, closing(opening(recorder.url)) as cloud:
+        cloud.check_vocabulary(ByteTokenizer())
+        recorder.forget()
+        yield Watched(cloud, recorder)
 
 
 @pytest.fixture(params=DIALECTS)
 def direct(request: pytest.FixtureRequest) -> Iterator[Watched]:
-    engine = ScriptedEngine(dialect=request.param)
-    with recording(engine.url) as recorder:
-        cloud = open_engine(recorder.url, engine=request.param)
-        cloud.check_vocabulary(ByteTokenizer())
-        recorder.forget()
-        yield Watched(cloud, recorder)
-        cloud.close()
-    engine.close()
+    name = request.param
+    with (
+        closing(ScriptedEngine(dialect=name)) as engine,
+        watched(engine.url, lambda url: open_engine(url, engine=name)) as made,
+    ):
+        yield made
 
 
 @pytest.fixture
 def through(engine: ScriptedEngine) -> Iterator[Watched]:
-    with gateway([engine.url]) as running, recording(running.url) as recorder:
-        cloud = GatewayCloud(recorder.url)
-        cloud.check_vocabulary(ByteTokenizer())
-        recorder.forget()
-        yield Watched(cloud, recorder)
-        cloud.close()
+    with gateway([engine.url]) as running, watched(running.url, GatewayCloud) as made:
+        yield made
 
 
 def test_an_engine_is_sent_the_whole_prefix(direct: Watched) -> None:
     session = direct.open()
     for ids in ([*PROMPT], [*PROMPT, 1, 2, 3], PROMPT[:5]):
-        direct.recorder.forget()
-        sent = consult(session, ids)
-        assert sent.ids == len(ids)
-        assert (sent.ids, sent.bytes) == (direct.recorder.ids, direct.recorder.size)
+        assert direct.consult(session, ids) == len(ids)
     assert session.prefetch([*PROMPT, 1, 2, 3, 4]) is None
     session.close()
     assert len(direct.recorder.messages) == 1
@@ -79,10 +86,13 @@ def test_a_gateway_is_sent_only_what_it_lacks(through: Watched) -> None:
     grown = [*PROMPT, *range(10)]
     back = [*PROMPT, 5, 6]
     for ids, new in ((PROMPT, len(PROMPT)), (grown, 10), (grown, 0), (back, 2), (PROMPT, 0)):
-        through.recorder.forget()
-        sent = consult(session, ids)
-        assert sent.ids == new
-        assert (sent.ids, sent.bytes) == (through.recorder.ids, through.recorder.size)
+        assert through.consult(session, ids) == new
+    through.recorder.cut()
+    # The device learns of it in its next turns; until then it would hand bytes to a dead socket.
+    time.sleep(0.5)
+    # The session is resumed with an open frame, whose bytes count.
+    assert through.consult(session, [*PROMPT, 1, 2]) == 2
+    assert len(through.recorder.messages) == 2
     session.close()
 
 
@@ -117,32 +127,14 @@ def test_the_next_answer_sends_what_the_last_did_not(through: Watched) -> None:
     second.close()
 
 
-def test_after_a_reconnect_what_the_gateway_kept_does_not_travel(through: Watched) -> None:
-    session = through.open()
-    consult(session, PROMPT)
-    through.recorder.cut()
-    # The device learns of it in its next turns; until then it would hand bytes to a dead socket.
-    time.sleep(0.5)
-    through.recorder.forget()
-    sent = consult(session, [*PROMPT, 1, 2])
-    # The session is resumed with an open frame, whose bytes count.
-    assert sent.ids == 2
-    assert len(through.recorder.messages) == 2
-    assert (sent.ids, sent.bytes) == (through.recorder.ids, through.recorder.size)
-    session.close()
-
-
 def test_a_gateway_that_asks_for_everything_costs_both_times(engine: ScriptedEngine) -> None:
-    with gateway([engine.url], most_ids=1) as running, recording(running.url) as recorder:
-        cloud = GatewayCloud(recorder.url)
-        cloud.check_vocabulary(ByteTokenizer())
-        session = cloud.open(Prompt(tuple(PROMPT)))
+    with (
+        gateway([engine.url], most_ids=1) as running,
+        watched(running.url, GatewayCloud) as made,
+    ):
+        session = made.open()
         consult(session, PROMPT)
-        recorder.forget()
-        sent = consult(session, [*PROMPT, 1])
-        assert sent.ids == 1 + len(PROMPT) + 1
-        assert (sent.ids, sent.bytes) == (recorder.ids, recorder.size)
-        cloud.close()
+        assert made.consult(session, [*PROMPT, 1]) == 1 + len(PROMPT) + 1
 
 
 def test_an_engine_asked_again_over_a_new_connection_counts_both(engine: ScriptedEngine) -> None:

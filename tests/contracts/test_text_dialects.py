@@ -161,26 +161,20 @@ def boundaries(answer: str) -> list[str]:
     return [" ".join(words[:count]) for count in range(1, len(words))]
 
 
-def test_it_says_which_model_it_serves(api: Api) -> None:
+def test_an_answer_is_that_by_ids(api: Api) -> None:
+    """From its beginning, and behind any word; what ends it is told; no model thinks."""
     assert api.do(api.engine.describe()).model
-
-
-def test_thinking_is_switched_off(api: Api) -> None:
-    if api.scripted is None or api.name == "completions":
-        pytest.skip("no script that thinks")
-    api.scripted.thinks = True
-    assert api.go_on("one two three", 2).text == " four five"
-
-
-def test_an_answer_begins_as_by_ids(api: Api) -> None:
     gone = api.go_on("", LONGEST)
     assert gone.text == api.answer
     assert gone.ended
-
-
-def test_behind_any_word_it_goes_on_with_the_words_that_ids_bring(api: Api) -> None:
     for begun in boundaries(api.answer):
         assert begun + api.rest(begun, LONGEST) == api.answer
+    gone = api.go_on(api.answer, 8)
+    assert gone.ended
+    assert not (gone.text.removeprefix(api.answer) if api.echoes else gone.text)
+    if api.scripted is not None and api.name != "completions":
+        api.scripted.thinks = True
+        assert api.go_on("one two three", 2).text == " four five"
 
 
 def test_it_writes_no_more_tokens_than_asked(api: Api) -> None:
@@ -192,12 +186,12 @@ def test_it_writes_no_more_tokens_than_asked(api: Api) -> None:
     assert rest
     assert (begun + rest) != api.answer
     assert api.answer.startswith(begun + rest)
-
-
-def test_what_ends_the_answer_is_told(api: Api) -> None:
-    gone = api.go_on(api.answer, 8)
-    assert gone.ended
-    assert not (gone.text.removeprefix(api.answer) if api.echoes else gone.text)
+    sampling = Sampling(temperature=1.5, seed=7)
+    assert api.go_on(begun, 4, sampling).text == api.go_on(begun, 4, sampling).text
+    # Once it was closed it works again.
+    api.do(api.engine.close())
+    api.do(api.engine.close())
+    assert api.rest(begun, 1)
 
 
 def test_the_meter_counts_what_was_sent_before(api: Api) -> None:
@@ -210,19 +204,6 @@ def test_the_meter_counts_what_was_sent_before(api: Api) -> None:
         assert api.name == "ollama"
     else:
         assert 0 < again.cached <= again.prompt
-
-
-def test_a_seed_repeats_a_draw(api: Api) -> None:
-    sampling = Sampling(temperature=1.5, seed=7)
-    begun = boundaries(api.answer)[0]
-    assert api.go_on(begun, 4, sampling).text == api.go_on(begun, 4, sampling).text
-
-
-def test_it_works_again_once_it_was_closed(api: Api) -> None:
-    begun = boundaries(api.answer)[0]
-    api.do(api.engine.close())
-    api.do(api.engine.close())
-    assert api.rest(begun, 1)
 
 
 def test_a_prompt_beyond_the_context_is_rejected(api: Api) -> None:

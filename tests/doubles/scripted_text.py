@@ -54,17 +54,6 @@ def _finished(reason: str, **message: object) -> Retold:
     return Retold(retold)
 
 
-def _streamed(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\ndata: [DONE]\n\n"
-
-
-def _says(text: bytes) -> Callable[[bytes], bytes]:
-    def said(_: bytes) -> bytes:
-        return text
-
-    return said
-
-
 FILTERED = _finished("content_filter", content="")
 TOOL_CALL = _finished(
     "tool_calls",
@@ -72,10 +61,13 @@ TOOL_CALL = _finished(
     tool_calls=[{"id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}],
 )
 HTML = Edited(
-    _says(b"<!DOCTYPE html><title>Sign in</title>"), headers={"Content-Type": "text/html"}
+    lambda _: b"<!DOCTYPE html><title>Sign in</title>", headers={"Content-Type": "text/html"}
 )
-STREAM = Edited(_streamed, headers={"Content-Type": "text/event-stream"})
-BUSY = Edited(_says(b'{"error": {"message": "Rate limit reached"}}'), status=429)
+STREAM = Edited(
+    lambda data: b"data: " + data + b"\n\ndata: [DONE]\n\n",
+    headers={"Content-Type": "text/event-stream"},
+)
+BUSY = Edited(lambda _: b'{"error": {"message": "Rate limit reached"}}', status=429)
 
 
 def tokens(text: str) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from edgewise.edge.base import EdgeOptions
 from edgewise.edge.llamacpp import LlamaModel
 from edgewise.edge.named import EDGES, engine_at
-from edgewise.errors import AddressError, UsageError
+from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.opening import open_edge, open_router
@@ -86,38 +86,23 @@ ECHO = Settings(edge="echo:grey sky", edge_engine="echo", cloud="none", ctx=48, 
 @pytest.mark.usefixtures("installed")
 class TestAnEngineOfAPackage:
     def test_it_answers(self) -> None:
-        edge = open_edge(ECHO)
+        """It gets the address and the options as they are; what it left out has a default."""
+        edge = open_edge(ECHO, slots=3, keep_prefixes=True)
+        wanted = EdgeOptions(context=48, threads=2, slots=3, keep_prefixes=True)
+        assert edge.options == wanted  # type: ignore[attr-defined]
+        assert (edge.name, edge.context) == ("echo:grey sky", 48)
+        assert (edge.parameters, edge.build) == (None, "")
         router, card = open_router(ECHO, edge)
         assert card is None
         decoder = Decoder(edge, router=router, policy=Policy(threshold=1.0))
         assert decoder.generate(list(b"say: ")).text == "grey sky"
-
-    def test_it_gets_the_address_and_the_options_as_they_are(self) -> None:
-        edge = open_edge(ECHO, slots=3, keep_prefixes=True)
-        assert edge.name == "echo:grey sky"
-        assert edge.context == 48
-        wanted = EdgeOptions(context=48, threads=2, slots=3, keep_prefixes=True)
-        assert edge.options == wanted  # type: ignore[attr-defined]
-
-    def test_what_it_left_out_has_a_default(self) -> None:
-        edge = open_edge(ECHO)
-        assert edge.parameters is None
-        assert edge.build == ""
-        rollouts = local_rollouts(edge)
-        (written,) = rollouts.run([Prefix(tuple(b"say: "), 4)])
-        assert bytes(written) == b"grey"
-        rollouts.close()
+        with closing(local_rollouts(edge)) as rollouts:
+            (written,) = rollouts.run([Prefix(tuple(b"say: "), 4)])
+            assert bytes(written) == b"grey"
 
     def test_it_is_named_beside_the_built_in_one(self) -> None:
-        assert EDGES.names() == [
-            "broken",
-            "echo",
-            "llamacpp",
-            "mlx",
-            "onnx",
-            "server",
-            "transformers",
-        ]
+        built_in = ["llamacpp", "mlx", "onnx", "server", "transformers"]
+        assert EDGES.names() == ["broken", "echo", *built_in]
         with pytest.raises(UsageError, match="broken, echo"):
             open_edge(Settings(edge_engine="none"))
 
@@ -144,27 +129,15 @@ class TestAnEngineOfAPackage:
         points.write_text("[edgewise.edge]\nllamacpp = echo_engine:Echo\n")
         with pytest.raises(UsageError, match="llamacpp"):
             EDGES.names()
-        with closing(open_edge(Settings())) as edge:
+        with closing(open_edge(Settings(edge_engine="auto", ctx=64), slots=2)) as edge:
             assert isinstance(edge, LlamaModel)
+            assert (edge.context, edge.abilities.slots) == (64, 2)
 
 
-class TestTheBuiltInOne:
-    @pytest.mark.parametrize("engine", ["auto", "llamacpp"])
-    def test_it_loads_a_gguf(self, engine: str) -> None:
-        edge = open_edge(Settings(edge_engine=engine, ctx=64), slots=2)
-        assert isinstance(edge, LlamaModel)
-        assert (edge.context, edge.abilities.slots) == (64, 2)
-        edge.close()
-
-    def test_an_address_of_nothing_names_its_setting(self) -> None:
-        with pytest.raises(AddressError) as caught:
-            LlamaModel("./none.gguf", EdgeOptions())
-        assert caught.value.setting == "edge"
-
-    def test_no_slots_and_no_context_are_refused(self) -> None:
-        for options in (EdgeOptions(slots=0), EdgeOptions(context=0)):
-            with pytest.raises(UsageError, match="at least 1"):
-                LlamaModel("bundled", options)
+def test_no_slots_and_no_context_are_refused() -> None:
+    for options in (EdgeOptions(slots=0), EdgeOptions(context=0)):
+        with pytest.raises(UsageError, match="at least 1"):
+            LlamaModel("bundled", options)
 
 
 @pytest.mark.parametrize(

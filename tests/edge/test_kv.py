@@ -189,37 +189,13 @@ class TestAnyHistory:
         assert cells.cells == cells.ids == text
 
 
-CHECKPOINTED = EdgeAbilities(rewinds="checkpoints")
-
-
-class TestCheckpoints:
-    """Where they are made `test_checkpoints` shows, over an engine that needs them."""
-
-    def test_not_where_the_session_went_back_before(self) -> None:
-        cells = Cells(rewinds="checkpoints")
-        session = over(cells, abilities=CHECKPOINTED)
-        session.open([1, 0, 1, 1])
-        session.step()
-        session.checkpoint(4)
-        session.rewind(1)
-        session.extend([0, 0, 0, 1, 1])
-        session.step()
-        assert (4, False) not in cells.checkpoints
-
-
 class TestRuns:
     def test_a_prompt_is_read_in_turns_and_only_its_end_has_outputs(self) -> None:
         cells = Cells(turn=4)
-        session = over(cells)
-        session.open([1] * 11)
-        session.step()
-        assert cells.ran == [(4, "none"), (4, "none"), (2, "none"), (1, "last")]
-
-    def test_hidden_states_are_made_for_outputs_alone(self) -> None:
-        cells = Cells()
         session = over(cells, needs=Needs.HIDDEN)
-        session.open([1] * 9)
-        assert session.step().hidden[0] == 9
+        session.open([1] * 11)
+        assert session.step().hidden[0] == 11
+        assert cells.ran == [(4, "none"), (4, "none"), (2, "none"), (1, "last")]
         session.steps([1, 2, 3])
         assert cells.hidden_rows == 4
 
@@ -237,40 +213,43 @@ class TestRuns:
         session.open([1])
         steps = session.steps([1, 0, 1, 1, 0, 0])
         assert cells.ran == [(1, "last")] * 7
-        rows = [step.logits for step in steps]
-        assert all(
-            np.array_equal(row, SCRIPT([1, 1, 0, 1, 1, 0, 0][: i + 2]))
-            for i, row in enumerate(rows)
-        )
+        for count, row in enumerate([step.logits for step in steps], 2):
+            assert np.array_equal(row, SCRIPT([1, 1, 0, 1, 1, 0, 0][:count]))
+
+    def test_no_checkpoint_where_the_session_went_back_before(self) -> None:
+        """Where they are made `test_checkpoints` shows, over an engine that needs them."""
+        cells = Cells(rewinds="checkpoints")
+        session = over(cells, abilities=EdgeAbilities(rewinds="checkpoints"))
+        session.open([1, 0, 1, 1])
+        session.step()
+        session.checkpoint(4)
+        session.rewind(1)
+        session.extend([0, 0, 0, 1, 1])
+        session.step()
+        assert (4, False) not in cells.checkpoints
 
 
-class TestLife:
-    def test_a_closed_one_is_refused(self) -> None:
-        session = over(Cells())
-        session.open([1])
-        session.close()
-        calls: list[Callable[[], object]] = [
-            session.step,
-            lambda: session.steps([1]),
-            lambda: session.open([1]),
-            lambda: session.extend([1]),
-            lambda: session.rewind(0),
-        ]
-        for call in calls:
-            with pytest.raises(UsageError, match="closed"):
-                call()
-
-    def test_hidden_states_that_the_engine_lacks_are_refused_at_once(self) -> None:
-        cells = Cells()
-        with pytest.raises(UsageError) as caught:
-            over(cells, needs=Needs.HIDDEN, abilities=EdgeAbilities(hidden=False))
-        assert caught.value.setting == "router"
-        assert cells.slots.sessions == 0
-
-    @pytest.mark.parametrize("bad", [[-1], [258], [0, 258, 0]])
-    def test_ids_of_no_vocabulary(self, bad: list[int]) -> None:
-        session = over(Cells())
+def test_what_cannot_be_is_refused() -> None:
+    session = over(Cells())
+    for bad in ([-1], [258], [0, 258, 0]):
         for call in (session.open, session.extend, session.steps):
             with pytest.raises(UsageError, match="257"):
                 call(bad)
-        assert session.position == 0
+    assert session.position == 0
+    session.open([1])
+    session.close()
+    calls: list[Callable[[], object]] = [
+        session.step,
+        lambda: session.steps([1]),
+        lambda: session.open([1]),
+        lambda: session.extend([1]),
+        lambda: session.rewind(0),
+    ]
+    for ask in calls:
+        with pytest.raises(UsageError, match="closed"):
+            ask()
+    cells = Cells()
+    with pytest.raises(UsageError) as caught:
+        over(cells, needs=Needs.HIDDEN, abilities=EdgeAbilities(hidden=False))
+    assert caught.value.setting == "router"
+    assert cells.slots.sessions == 0

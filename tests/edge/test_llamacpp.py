@@ -60,16 +60,8 @@ def assert_one_sentence(message: str) -> None:
     assert "\n" not in message
 
 
-def test_no_context_is_longer_than_the_model_was_made_for(bpe_path: Path) -> None:
-    with pytest.raises(UsageError, match="256") as caught:
-        load(bpe_path, context=1_000_000)
-    assert caught.value.setting == "ctx"
-
-
 class TestSteps:
-    def test_the_head_makes_the_logits_of_the_hidden_state(
-        self, bpe: LlamaModel, bpe_path: Path
-    ) -> None:
+    def test_the_head_makes_logits_of_hidden_states(self, bpe: LlamaModel, bpe_path: Path) -> None:
         assert bpe.hidden_size == models.WIDTH
         assert_heads_input(bpe, head(bpe_path), atol=ATOL)
 
@@ -120,18 +112,17 @@ class TestFiles:
             load(path)
         assert_one_sentence(str(caught.value))
 
-    def test_layers_for_a_gpu_that_is_not_there(
-        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_what_is_not_there(self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
         with pytest.raises(UsageError, match="5 layers on a GPU need") as caught:
             LlamaModel(bpe_path, threads=1, gpu_layers=5)
         assert_one_sentence(str(caught.value))
         assert caught.value.setting == "gpu_layers"
+        with pytest.raises(UsageError, match="256") as caught:
+            load(bpe_path, context=1_000_000)
+        assert caught.value.setting == "ctx"
 
-    def test_a_context_that_memory_does_not_hold(
-        self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_context_beyond_memory(self, bpe_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         freed: list[object] = []
         free = llama_cpp.llama_model_free
         monkeypatch.setattr(llama_cpp, "llama_init_from_model", lambda *_: None)
@@ -159,32 +150,24 @@ def test_another_build_is_another_model(tmp_path: Path, bpe_path: Path, other: s
         assert fingerprint(left.tokenizer) == fingerprint(right.tokenizer)
 
 
-def text_of(tokenizer: LlamaTokenizer, ids: list[int]) -> str:
-    return b"".join(map(tokenizer.piece, ids)).decode()
-
-
-def without_space(text: str) -> str:
-    """Sentencepiece writes a text with a space before it."""
-    assert text[:1] in ("", " ")
-    return text[1:]
+def text_of(tokenizer: LlamaTokenizer, text: str) -> str:
+    """As its ids say it."""
+    return b"".join(map(tokenizer.piece, tokenizer.encode(text))).decode()
 
 
 class TestTokenizers:
     @given(text=st.text())
-    def test_byte_level_round_trip(self, bpe: LlamaModel, text: str) -> None:
-        assert text_of(bpe.tokenizer, bpe.tokenizer.encode(text)) == text
+    def test_round_trip(self, bpe: LlamaModel, spm: LlamaModel, text: str) -> None:
+        assert text_of(bpe.tokenizer, text) == text
+        # Sentencepiece writes a text with a space before it.
+        assert text_of(spm.tokenizer, text) == " " * bool(text) + text
 
-    @given(text=st.text())
-    def test_sentencepiece_round_trip(self, spm: LlamaModel, text: str) -> None:
-        assert without_space(text_of(spm.tokenizer, spm.tokenizer.encode(text))) == text
-
-    def test_merges_and_pieces_are_used(self, bpe: LlamaModel, spm: LlamaModel) -> None:
+    def test_merges_pieces_and_bytes(self, bpe: LlamaModel, spm: LlamaModel) -> None:
         assert [bpe.tokenizer.piece(i) for i in bpe.tokenizer.encode("in the")] == [b"in", b" the"]
         assert len(spm.tokenizer.encode("the in")) < 6
-
-    def test_letters_without_a_piece_fall_back_to_bytes(self, spm: LlamaModel) -> None:
         pieces = [spm.tokenizer.piece(token) for token in spm.tokenizer.encode("🙂")]
         assert pieces[-4:] == [b"\xf0", b"\x9f", b"\x99", b"\x82"]
+        assert bpe.tokenizer.encode("\ud83d"), "a lone surrogate does not crash"
 
     def test_one_bos_where_the_model_wants_one(self, bpe: LlamaModel, spm: LlamaModel) -> None:
         assert bpe.tokenizer.bos_id is None
@@ -193,8 +176,13 @@ class TestTokenizers:
         assert spm.tokenizer.encode_prompt("<s>a").count(1) == 1
         assert spm.tokenizer.encode_prompt("<s>a", special=False).count(1) == 1
 
-    def test_lone_surrogates_do_not_crash(self, bpe: LlamaModel) -> None:
-        assert bpe.tokenizer.encode("\ud83d")
+    @pytest.mark.parametrize("token", [-1, "size", 10**6, 1 << 31, 1 << 32, 1 << 64, -(1 << 40)])
+    def test_an_id_of_nothing_is_a_sentence(self, bpe: LlamaModel, token: int | str) -> None:
+        """llama.cpp would abort the process."""
+        size = bpe.tokenizer.size
+        with pytest.raises(UsageError, match=str(size - 1)):
+            bpe.tokenizer.piece(size if token == "size" else int(token))
+        assert isinstance(bpe.tokenizer.piece(size - 1), bytes)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -237,25 +225,20 @@ def text_of_all(tokenizer: Tokenizer, first: int = 0) -> list[bytes]:
     return [found[token] for token in range(size)]
 
 
-def text_by_threads(tokenizer: Tokenizer) -> list[list[bytes]]:
-    """What each of many threads is told, all of them at once."""
-    ready = threading.Barrier(THREADS)
-
-    def one(number: int) -> list[bytes]:
-        ready.wait()
-        return text_of_all(tokenizer, 37 * number)
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(one, range(THREADS)))
-
-
 @pytest.mark.usefixtures("hurried")
 def test_threads_do_not_get_each_other_s_text() -> None:
     with LlamaModel(bundled("edge"), threads=1) as model:
         true = text_of_all(model.tokenizer)
+    ready = threading.Barrier(THREADS)
     for _ in range(ROUNDS):
         with LlamaModel(bundled("edge"), threads=1, context=64) as model:
-            assert all(found == true for found in text_by_threads(model.tokenizer))
+
+            def one(number: int, tokenizer: Tokenizer = model.tokenizer) -> list[bytes]:
+                ready.wait()
+                return text_of_all(tokenizer, 37 * number)
+
+            with ThreadPoolExecutor(THREADS) as pool:
+                assert all(found == true for found in pool.map(one, range(THREADS)))
             # ... and nothing wrong was kept for later.
             assert text_of_all(model.tokenizer) == true
 
@@ -277,38 +260,28 @@ def test_a_piece_of_any_length_is_whole(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize("token", [-1, "size", 10**6, 1 << 31, 1 << 32, 1 << 64, -(1 << 40)])
-def test_an_id_that_there_is_none_of_is_a_sentence(bpe_path: Path, token: int | str) -> None:
-    """llama.cpp would abort the process."""
-    with LlamaModel(bpe_path, threads=1) as model:
-        size = model.tokenizer.size
-        with pytest.raises(UsageError, match=str(size - 1)):
-            model.tokenizer.piece(size if token == "size" else int(token))
-        assert isinstance(model.tokenizer.piece(size - 1), bytes)
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda tokenizer: tokenizer.encode("copper"),
-        lambda tokenizer: tokenizer.encode_prompt("copper"),
-        lambda tokenizer: tokenizer.piece(40),
-        lambda tokenizer: tokenizer.special_text("eos"),
-        lambda tokenizer: tokenizer.special,
-        lambda tokenizer: tokenizer.bos_id,
-    ],
-)
-def test_a_closed_model_s_vocabulary_is_refused(use: Callable[[object], object]) -> None:
+def test_what_is_closed_is_refused() -> None:
     model = LlamaModel(bundled("edge"), threads=1)
+    session, tokenizer = model.session(), model.tokenizer
+    session.open(tokenizer.encode("copper"))
+    step = session.step()
     model.close()
-    with pytest.raises(UsageError, match="closed"):
-        use(model.tokenizer)
-
-
-def test_a_closed_pair_is_a_sentence() -> None:
+    with pytest.raises(StaleStepError):
+        _ = step.logits
     pair = Pair("bundled", threads=1)
     pair.close()
-    for use in (lambda: pair.ask("x"), lambda: pair.prompt("x"), lambda: pair.ask([1, 2])):
+    uses: tuple[Callable[[], object], ...] = (
+        lambda: tokenizer.encode("copper"),
+        lambda: tokenizer.encode_prompt("copper"),
+        lambda: tokenizer.piece(40),
+        lambda: tokenizer.special_text("eos"),
+        lambda: tokenizer.special,
+        lambda: tokenizer.bos_id,
+        lambda: pair.ask("x"),
+        lambda: pair.prompt("x"),
+        lambda: pair.ask([1, 2]),
+    )
+    for use in uses:
         with pytest.raises(UsageError, match="closed"):
             use()
 
@@ -333,13 +306,3 @@ def test_closing_while_others_tokenise_and_decode_ends_in_sentences(again: int) 
         for one in working:
             with pytest.raises(UsageError, match="closed"):
                 one.result(60)
-
-
-def test_views_are_stale_once_the_model_is_closed() -> None:
-    model = LlamaModel(bundled("edge"), threads=1)
-    session = model.session()
-    session.open(model.tokenizer.encode("copper"))
-    step = session.step()
-    model.close()
-    with pytest.raises(StaleStepError):
-        _ = step.logits

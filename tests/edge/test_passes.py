@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
@@ -99,9 +99,7 @@ def play(session: EdgeSession, prompt: Sequence[int], script: Sequence[Operation
 
 
 @given(scripts=st.lists(st.lists(ONE, max_size=6), min_size=2, max_size=SLOTS))
-def test_answers_among_others_are_those_alone(
-    model: LlamaModel, scripts: list[list[Operation]]
-) -> None:
+def test_among_others_is_as_alone(model: LlamaModel, scripts: list[list[Operation]]) -> None:
     def played(number: int) -> list[Floats]:
         with closing(model.session()) as session:
             return play(session, PROMPTS[number], scripts[number])
@@ -132,6 +130,13 @@ def written(model: LlamaModel, number: int, count: int, needs: Needs = Needs.NOT
         return more(session, count)
 
 
+def written_among(model: LlamaModel, numbers: Iterable[int]) -> list[list[int]]:
+    """All at once."""
+    with ThreadPoolExecutor(SLOTS) as pool:
+        running = [pool.submit(written, model, number, 12) for number in numbers]
+        return [one.result(60) for one in running]
+
+
 @pytest.mark.parametrize("needs", [Needs.NOTHING, Needs.HIDDEN])
 def test_sessions_that_wait_share_a_pass(
     model: LlamaModel, passes: list[int], monkeypatch: pytest.MonkeyPatch, needs: Needs
@@ -158,9 +163,7 @@ def test_sessions_that_wait_share_a_pass(
     assert len(passes) < sum(passes) == SLOTS * 15
 
 
-def test_an_answer_alone_copies_no_logits(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_alone_no_logits_are_copied(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[int] = []
 
     def kept(step: LogitsStep) -> None:
@@ -193,9 +196,7 @@ def test_logits_are_copied_where_they_are_read_after_another_pass(model: LlamaMo
     second.close()
 
 
-def test_a_long_prompt_stalls_a_step_for_one_chunk(
-    long_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_stalls_for_one_chunk(long_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LlamaModel(long_path, threads=1, gpu_layers=0, slots=2) as model:
         sizes: list[int] = []
         steady, long = model.session(), model.session()
@@ -229,31 +230,22 @@ def test_a_long_prompt_stalls_a_step_for_one_chunk(
         long.close()
 
 
-def test_a_pass_that_fails_is_tried_again_one_by_one(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_pass_goes_one_by_one(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = [written(model, number, 12) for number in range(SLOTS)]
     decode, failed = llama_cpp.llama_decode, list[int]()
 
     def fails_together(context: object, batch: Any) -> int:
-        several = (
-            batch.n_tokens > 1 and len({batch.seq_id[i][0] for i in range(batch.n_tokens)}) > 1
-        )
-        if several:
+        if len({batch.seq_id[i][0] for i in range(batch.n_tokens)}) > 1:
             failed.append(batch.n_tokens)
             return 1
         return int(decode(context, batch))
 
     monkeypatch.setattr(llama_cpp, "llama_decode", fails_together)
-    with ThreadPoolExecutor(SLOTS) as pool:
-        running = [pool.submit(written, model, number, 12) for number in range(SLOTS)]
-        assert [one.result(60) for one in running] == alone
+    assert written_among(model, range(SLOTS)) == alone
     assert failed
 
 
-def test_who_fails_among_others_fails_alone(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_fails_fails_alone(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = [written(model, number, 12) for number in range(2)]
     decode = llama_cpp.llama_decode
 
@@ -261,26 +253,22 @@ def test_who_fails_among_others_fails_alone(
         ids = {batch.token[at] for at in range(batch.n_tokens)}
         return 1 if 249 in ids else int(decode(context, batch))
 
-    def doomed() -> int:
-        failures, session = 0, model.session()
-        session.open(PROMPTS[2])
-        session.step()
-        for _ in range(6):
-            session.extend([249])
-            with pytest.raises(ModelError):
-                session.step()
-            session.rewind(len(PROMPTS[2]))
-            failures += 1
-        session.close()
-        return failures
+    def doomed() -> None:
+        with closing(model.session()) as session:
+            session.open(PROMPTS[2])
+            session.step()
+            for _ in range(6):
+                session.extend([249])
+                with pytest.raises(ModelError):
+                    session.step()
+                session.rewind(len(PROMPTS[2]))
 
     assert 249 not in {*alone[0], *alone[1], *PROMPTS[0], *PROMPTS[1], *PROMPTS[2]}
     monkeypatch.setattr(llama_cpp, "llama_decode", refuses)
-    with ThreadPoolExecutor(3) as pool:
+    with ThreadPoolExecutor(1) as pool:
         failing = pool.submit(doomed)
-        running = [pool.submit(written, model, number, 12) for number in range(2)]
-        assert [one.result(60) for one in running] == alone
-        assert failing.result() == 6
+        assert written_among(model, range(2)) == alone
+        failing.result()
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs POSIX signals")
@@ -292,9 +280,7 @@ def test_a_ctrl_c_ends_one_wait_and_nothing_else(
     session = model.session()
     session.open(PROMPTS[0])
     ids = [session.step().proposed]
-    here, pressed = threading.main_thread().ident, threading.Event()
-    assert here is not None
-    assert threading.get_ident() == here
+    here, pressed = threading.get_ident(), threading.Event()
     old = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def press(context: LlamaContext, count: int) -> None:
@@ -319,18 +305,14 @@ def test_a_ctrl_c_ends_one_wait_and_nothing_else(
     session.close()
 
 
-def test_a_step_may_be_read_while_the_model_is_closed(bpe_path: Path) -> None:
-    model = LlamaModel(bpe_path, threads=1, gpu_layers=0, slots=SLOTS)
-    session = model.session()
-    session.open(PROMPTS[0])
-    step = session.step()
-    expected = step.logprob(7)
-    model.close()
-    assert step.logprob(7) == expected
-
-
 def test_closing_a_model_ends_what_waits(bpe_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = LlamaModel(bpe_path, threads=1, gpu_layers=0, slots=SLOTS)
+    """And a step may be read while it is closed."""
+    model = LlamaModel(bpe_path, threads=1, gpu_layers=0, slots=SLOTS + 1)
+    read = model.session()
+    read.open(PROMPTS[0])
+    step = read.step()
+    expected = step.logprob(7)
+    read.rest()
     started, go = threading.Event(), threading.Event()
 
     def hold(context: LlamaContext, count: int) -> None:
@@ -348,6 +330,7 @@ def test_closing_a_model_ends_what_waits(bpe_path: Path, monkeypatch: pytest.Mon
             assert isinstance(one.exception(60), Exception) or one.result()
         closing.join(60)
     assert not closing.is_alive()
+    assert step.logprob(7) == expected
 
 
 def test_what_fails_after_a_pass_is_raised_where_it_is_waited_for(

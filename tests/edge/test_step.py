@@ -1,5 +1,7 @@
 """Figures of a step against plain float64 references, over small and real vocabulary sizes."""
 
+from collections.abc import Callable
+
 import hypothesis.strategies as st
 import numpy as np
 import pytest
@@ -59,22 +61,17 @@ def sorted_ids(logits: Floats, k: int) -> list[int]:
     return np.argsort(-logits, kind="stable")[:k].tolist()
 
 
-class TestTopIds:
-    @given(logits=rows, k=st.integers(1, 12))
-    def test_equals_a_stable_sort(self, logits: Floats, k: int) -> None:
-        assert top_ids(logits, k).tolist() == sorted_ids(logits, k)
+@st.composite
+def blocks(draw: st.DrawFn) -> Floats:
+    """Longer than a block, and with ties."""
+    size, seed = draw(st.integers(5000, 9000)), draw(st.integers(0, 1000))
+    logits, step = drawn(size, seed=seed), draw(st.sampled_from([0.0, 0.5, 3.0]))
+    return (np.round(logits / step) * step).astype(np.float32) if step else logits
 
-    @given(
-        size=st.integers(5000, 9000),
-        k=st.integers(1, 10),
-        seed=st.integers(0, 1000),
-        step=st.sampled_from([0.0, 0.5, 3.0]),
-    )
-    def test_in_blocks_and_with_ties(self, size: int, k: int, seed: int, step: float) -> None:
-        logits = drawn(size, seed=seed)
-        if step:
-            logits = (np.round(logits / step) * step).astype(np.float32)
-        assert top_ids(logits, k).tolist() == sorted_ids(logits, k)
+
+@given(logits=rows | blocks(), k=st.integers(1, 12))
+def test_top_ids_are_those_of_a_stable_sort(logits: Floats, k: int) -> None:
+    assert top_ids(logits, k).tolist() == sorted_ids(logits, k)
 
 
 class TestFigures:
@@ -91,9 +88,7 @@ class TestFigures:
             assert candidate.logprob == pytest.approx(logprobs[candidate.id], abs=1e-4, rel=1e-5)
 
     @given(logits=rows, k=st.integers(1, 8), needs=st.sampled_from([Needs.NOTHING, EVERY]))
-    def test_the_proposed_id_is_the_first_candidate(
-        self, logits: Floats, k: int, needs: Needs
-    ) -> None:
+    def test_what_is_proposed_comes_first(self, logits: Floats, k: int, needs: Needs) -> None:
         step = Engine().step(logits, needs=needs, top=2, hidden=np.ones(2, np.float32))
         candidates = step.candidates(k)
         assert [c.id for c in candidates] == sorted_ids(logits, k)
@@ -107,32 +102,32 @@ class TestFigures:
         assert np.isnan([step.entropy, step.logprob(3)]).all()
 
 
-class TestKeeping:
-    def test_what_is_needed_survives_the_next_decode(self) -> None:
-        engine, logits, hidden = Engine(), drawn(500), np.arange(4, dtype=np.float32)
-        expected = logits.copy(), hidden.copy()
-        step = engine.step(logits, needs=EVERY, top=3, hidden=hidden)
-        entropy = reference_entropy(logits)
-        engine.decodes += 1
-        logits[:], hidden[:] = 0.0, -1.0
-        assert np.array_equal(step.logits, expected[0])
-        assert np.array_equal(step.hidden, expected[1])
-        assert step.entropy == pytest.approx(entropy, abs=1e-4)
-        assert step.top(3)[0].tolist() == sorted_ids(expected[0], 3)
-        assert len(step.candidates(10)) == 10
-
-    @pytest.mark.parametrize("kept", [Needs.ENTROPY, Needs.TOP, Needs.HIDDEN, Needs.LOGITS])
-    def test_the_rest_does_not(self, kept: Needs) -> None:
-        engine = Engine()
-        step = engine.step(drawn(500), needs=kept, top=3, hidden=np.ones(4, np.float32))
-        assert step.is_fresh()
-        engine.decodes += 1
-        assert not step.is_fresh()
-        stale = {
-            Needs.ENTROPY: lambda: step.logits,
-            Needs.TOP: lambda: step.top(4),
-            Needs.HIDDEN: lambda: step.entropy,
-            Needs.LOGITS: lambda: step.hidden,
-        }
+@pytest.mark.parametrize(
+    ("kept", "lost"),
+    [
+        (EVERY, None),
+        (Needs.ENTROPY, lambda step: step.logits),
+        (Needs.TOP, lambda step: step.top(4)),
+        (Needs.HIDDEN, lambda step: step.entropy),
+        (Needs.LOGITS, lambda step: step.hidden),
+    ],
+)
+def test_what_is_needed_survives_the_next_decode_and_the_rest_does_not(
+    kept: Needs, lost: Callable[[LogitsStep], object] | None
+) -> None:
+    engine, logits, hidden = Engine(), drawn(500), np.arange(4, dtype=np.float32)
+    expected = logits.copy(), hidden.copy()
+    step = engine.step(logits, needs=kept, top=3, hidden=hidden)
+    assert step.is_fresh()
+    engine.decodes += 1
+    assert not step.is_fresh()
+    logits[:], hidden[:] = 0.0, -1.0
+    if lost is not None:
         with pytest.raises(StaleStepError, match="needs"):
-            stale[kept]()
+            lost(step)
+        return
+    assert np.array_equal(step.logits, expected[0])
+    assert np.array_equal(step.hidden, expected[1])
+    assert step.entropy == pytest.approx(reference_entropy(expected[0]), abs=1e-4)
+    assert step.top(3)[0].tolist() == sorted_ids(expected[0], 3)
+    assert len(step.candidates(10)) == 10

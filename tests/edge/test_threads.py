@@ -49,9 +49,7 @@ BIG = {CPU.format(n) + "cpu_capacity": "1024" if n > 3 else "380" for n in range
         ({"devices/cpu_core/cpus": "9-11"}, 8),
     ],
 )
-def test_one_thread_for_each_core_that_computes(
-    tmp_path: Path, files: dict[str, str], threads: int
-) -> None:
+def test_one_thread_for_each_core(tmp_path: Path, files: dict[str, str], threads: int) -> None:
     assert default_threads(told(tmp_path, files)) == threads
 
 
@@ -84,32 +82,22 @@ def test_as_many_as_are_quickest_are_taken_also_when_that_changes() -> None:
     assert again[-500:].count(4) > 480
 
 
-def test_fewer_are_taken_also_where_passes_become_slower_by_less() -> None:
+def test_what_changes_is_noticed() -> None:
+    # Passes become slower by less than a half.
     threads = Threads(2)
     passes(threads, 1000, lambda count: 1 / count)
-    busy = passes(threads, 1500, lambda count: 1.0 if count == 1 else 1.3)
-    assert busy[-1] == 1
-
-
-def test_after_a_pass_that_stalled_all_are_taken_again_soon() -> None:
+    assert passes(threads, 1500, lambda count: 1.0 if count == 1 else 1.3)[-1] == 1
+    # After a pass that stalled all are taken again soon.
     threads = Threads(2)
     passes(threads, 200, lambda count: 1 / count)
     passes(threads, 1, lambda count: 50.0)
     assert passes(threads, 60, lambda count: 1 / count).count(2) > 30
-
-
-def test_a_trial_ends_with_the_first_slow_pass() -> None:
-    threads = Threads(2)
-    taken = passes(threads, 1000, lambda count: 9.0 if count == 2 else 1.0)
+    # A trial ends with the first slow pass.
+    taken = passes(Threads(2), 1000, lambda count: 9.0 if count == 2 else 1.0)
     assert taken.count(2) < 15
-
-
-def test_long_passes_are_not_compared_with_short_ones() -> None:
+    # Long passes are not compared with short ones.
     threads = Threads(2)
     passes(threads, 40, lambda count: 1 / count)
     assert passes(threads, 10, lambda count: 64.0 * count, ids=64)[-1] == 1
     assert passes(threads, 10, lambda count: 1 / count).count(2) > 6
-
-
-def test_one_thread_is_one() -> None:
     assert set(passes(Threads(1), 500, lambda count: 1.0)) == {1}

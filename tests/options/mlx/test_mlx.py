@@ -18,6 +18,7 @@ from edgewise.opening import edge_engine, open_edge
 from edgewise.options.mlx.model import MlxModel
 from edgewise.settings import Settings
 from tests import models
+from tests.cli.conftest import Edgewise
 from tests.contracts import test_edge as contract
 from tests.contracts.test_edge import (
     MORE,
@@ -62,15 +63,7 @@ class TestMlx(contract.TestEdge):
         assert model.build.startswith("MLX, float32 on ")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_how_it_rewinds(folders: Folders, kind: str) -> None:
-    with load(folders, kind) as model:
-        assert model.abilities.rewinds == ("anywhere" if kind == "llama" else "checkpoints")
-
-
-def test_a_trim_that_is_refused_reads_again(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_trim_reads_again(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlx_lm.models.cache import KVCache
 
     with load(folders, "llama") as model:
@@ -87,6 +80,7 @@ def test_a_trim_that_is_refused_reads_again(
 def test_each_step_may_be_another_thread_s(folders: Folders, kind: str) -> None:
     """What MLX leaves lazy in one thread cannot be computed in another."""
     with load(folders, kind, slots=2) as model:
+        assert model.abilities.rewinds == ("anywhere" if kind == "llama" else "checkpoints")
         session = model.session(Needs.LOGITS)
         session.open(PROMPT)
         failed: list[BaseException] = []
@@ -150,15 +144,12 @@ class TestByAddress:
             assert isinstance(edge, MlxModel)
             assert_close(logits_after(edge, PROMPT), logits_after(own, PROMPT))
 
-    @pytest.mark.parametrize(
-        ("options", "told"), [({"gpu_layers": 3}, "one device"), ({"threads": 2}, "mlx")]
-    )
-    def test_options_that_it_lacks(
-        self, folders: Folders, options: dict[str, Any], told: str
-    ) -> None:
-        with pytest.raises(UsageError, match=told) as caught:
-            MlxModel(folders("llama"), **options)
-        assert [caught.value.setting] == list(options)
+    def test_options_that_it_lacks(self, folders: Folders) -> None:
+        lacking: dict[str, Any] = {"gpu_layers": (3, "one device"), "threads": (2, "mlx")}
+        for name, (value, told) in lacking.items():
+            with pytest.raises(UsageError, match=told) as caught:
+                MlxModel(folders("llama"), **{name: value})
+            assert caught.value.setting == name
 
 
 YARN = {"type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
@@ -227,3 +218,17 @@ def test_limits_of_the_process_stay() -> None:
         "print(r.getrlimit(r.RLIMIT_NOFILE))"
     )
     assert python("-c", script).stdout.strip() == "(1024, 1500)"
+
+
+def test_commands_name_it_and_answer_beside_a_gguf_of_its_vocabulary(
+    edgewise: Edgewise, tmp_path: Path, bpe_path: Path
+) -> None:
+    folder = write_mlx_model(tmp_path / "tiny", "llama", bits=8)
+    named = ["--edge", str(folder), "--gpu-layers", "0"]
+    told = edgewise.json("doctor", *named)
+    checks = {check["name"]: check for check in told["checks"]}
+    assert checks["edge model"]["status"] == "ok"
+    assert checks["edge model"]["detail"].startswith("tiny, MLX, 8-bit on cpu, 0.1 M")
+    named += ["--edge-engine", "mlx", "--cloud", str(bpe_path), "--ctx", "160"]
+    asking = ("--router", "constant:1", "--threshold", "0.5", "--max-tokens", "8")
+    assert edgewise.json("run", "the cat", *named, *asking)["usage"]["cloud_tokens"] > 0

@@ -73,6 +73,18 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     return folder
 
 
+def section(name: str, value: object) -> Callable[[dict[str, Any]], object]:
+    """Set an entry of the config, named by its path."""
+
+    def edit(config: dict[str, Any]) -> None:
+        *path, last = name.split(".")
+        for part in path:
+            config = config[part]
+        config[last] = value
+
+    return edit
+
+
 def test_without_hidden_states_a_router_that_reads_them_is_refused(
     bpe_path: Path, onnx_path: Path, tmp_path: Path
 ) -> None:
@@ -87,16 +99,10 @@ def test_without_hidden_states_a_router_that_reads_them_is_refused(
 
 def test_the_padding_id_is_an_id_as_any_other(copy: Path, onnx_path: Path) -> None:
     """The library's own reading leaves ids out that equal it."""
-
-    def edit(config: dict[str, Any]) -> None:
-        config["model"]["pad_token_id"] = 40
-
-    ids = [40, *PROMPT, 40, 41, 40, 40]
-    with opened(change(copy, edit)) as padded, opened(onnx_path) as plain:
-        np.testing.assert_array_equal(logits_after(padded, ids), logits_after(plain, ids))
-        np.testing.assert_array_equal(
-            logits_after(padded, [40, 40, 40]), logits_after(plain, [40, 40, 40])
-        )
+    change(copy, section("model.pad_token_id", 40))
+    with opened(copy) as padded, opened(onnx_path) as plain:
+        for ids in ([40, *PROMPT, 40, 41, 40, 40], [40, 40, 40]):
+            np.testing.assert_array_equal(logits_after(padded, ids), logits_after(plain, ids))
 
 
 def test_a_graph_with_the_last_ids_logits_alone(copy: Path, onnx_path: Path) -> None:
@@ -143,35 +149,21 @@ def test_a_library_that_cannot_go_back(
         assert_same(session.step().logits, logits_after(model, [*PROMPT, 60]))
 
 
-def section(name: str, value: object) -> Callable[[dict[str, Any]], object]:
-    """Set an entry of the config, named by its path."""
-
-    def edit(config: dict[str, Any]) -> None:
-        *path, last = name.split(".")
-        for part in path:
-            config = config[part]
-        config[last] = value
-
-    return edit
-
-
 OPTIONS = "model.decoder.session_options"
+
+
+def provided(**options: dict[str, str]) -> Callable[[dict[str, Any]], object]:
+    return section(f"{OPTIONS}.provider_options", [options])
+
+
 UNSAFE = {
     "a library": section(f"{OPTIONS}.custom_ops_library", "model.so"),
-    "a library by a provider": section(
-        f"{OPTIONS}.provider_options", [{"qnn": {"backend_path": "/tmp/other.so"}}]
-    ),
+    "a library by a provider": provided(qnn={"backend_path": "/tmp/other.so"}),
     "another folder": section("model.decoder.filename", "../model.onnx"),
     "a file that it writes": section(f"{OPTIONS}.enable_profiling", "profile"),
-    "a library of any name": section(
-        f"{OPTIONS}.provider_options", [{"qnn": {"backend_path": "weights.bin"}}]
-    ),
-    "a plugin": section(
-        f"{OPTIONS}.provider_options", [{"tensorrt": {"trt_extra_plugin_lib_paths": "weights"}}]
-    ),
-    "a file of an option": section(
-        f"{OPTIONS}.provider_options", [{"any": {"new_option": "weights.bin"}}]
-    ),
+    "a library of any name": provided(qnn={"backend_path": "weights.bin"}),
+    "a plugin": provided(tensorrt={"trt_extra_plugin_lib_paths": "weights"}),
+    "a file of an option": provided(any={"new_option": "weights.bin"}),
     "a folder of an option": section(f"{OPTIONS}.external_initializers_folder_path", "of"),
 }
 USELESS = {
@@ -191,26 +183,26 @@ def test_a_config_runs_no_code_and_leads_nowhere(copy: Path, edit: Any) -> None:
         opened(change(copy, edit))
 
 
-LIBRARY = {"custom_ops_library": "weights.bin"}
-PROFILE = {"enable_profiling": "profile"}
-
-
-@pytest.mark.parametrize("first", [LIBRARY, PROFILE], ids=["library", "profile"])
+@pytest.mark.parametrize(
+    "first", [{"custom_ops_library": "weights.bin"}, {"enable_profiling": "profile"}], ids=str
+)
 @pytest.mark.parametrize("twice", ["session_options", "decoder", "model"])
 def test_a_key_twice_is_refused(copy: Path, first: dict[str, str], twice: str) -> None:
     """One parser keeps the last, the library reads both."""
     path = copy / "genai_config.json"
-    hidden: dict[str, Any] = {"session_options": first}
-    for name in ("decoder", "model"):
-        if twice in hidden:
-            break
-        hidden = {name: hidden}
-    text = path.read_text()
-    path.write_text(
-        text.replace(f'"{twice}":', f'"{twice}": {json.dumps(hidden[twice])}, "{twice}":')
-    )
+    hidden = {"session_options": first, "decoder": {"session_options": first}}
+    hidden["model"] = {"decoder": hidden["decoder"]}
+    before = f'"{twice}": {json.dumps(hidden[twice])}, '
+    path.write_text(path.read_text().replace(f'"{twice}":', f'{before}"{twice}":'))
     with pytest.raises(ModelError, match=twice):
         opened(copy)
+
+
+def test_signs_that_parsers_read_differently_are_refused(copy: Path) -> None:
+    outputs = "model.decoder.outputs.hidden_states"
+    for name in ("hidden\nstates", "hidden\\states", 'hidden"states', "hidden\0states"):
+        with pytest.raises(ModelError, match="genai_config"):
+            opened(change(copy, section(outputs, name)))
 
 
 def test_the_library_reads_what_was_checked(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,13 +223,6 @@ def test_the_library_reads_what_was_checked(copy: Path, monkeypatch: pytest.Monk
         logits_after(model, PROMPT)
     assert not list(copy.glob("profile*"))
     assert [folder.exists() for folder in given] == [False]
-
-
-def test_signs_that_parsers_read_differently_are_refused(copy: Path) -> None:
-    outputs = "model.decoder.outputs.hidden_states"
-    for name in ("hidden\nstates", "hidden\\states", 'hidden"states', "hidden\0states"):
-        with pytest.raises(ModelError, match="genai_config"):
-            opened(change(copy, section(outputs, name)))
 
 
 def test_weights_beside_the_graph_are_found_and_links_lead_nowhere(
@@ -265,8 +250,7 @@ def test_weights_beside_the_graph_are_found_and_links_lead_nowhere(
 
 
 def test_qualcomms_own_libraries_may_be_named(copy: Path) -> None:
-    named = [{"qnn": {"backend_path": "QnnHtp.dll"}}]
-    with opened(change(copy, section(f"{OPTIONS}.provider_options", named))) as model:
+    with opened(change(copy, provided(qnn={"backend_path": "QnnHtp.dll"}))) as model:
         assert model.session().open(PROMPT) == 0
 
 

@@ -63,10 +63,13 @@ def test_a_word_that_is_told_by_what_stands_before_it_is_hidden_everywhere() -> 
         "My <SECRET_1>: the password is <SECRET_1>."
     ]
     assert shown(context("password: hunter2x", "So, hunter2x?"))[1] == "So, <SECRET_1>?"
-    # Also where only what follows tells that it is private.
+    # Also where only what follows tells that it is private, and in other forms.
     assert shown(context("Log in with hunter2x.", "password: hunter2x", "me@c.example")) == [
         *("Log in with <SECRET_1>.", "password: <SECRET_1>", "<EMAIL_1>")
     ]
+    told = shown(context("password: hunter2x", "so hun\u00adter2x, or hunter\uff12x?"))[1]
+    assert "ter2x" not in told
+    assert "hunter" not in told
 
 
 HIDDEN = "anna.smith@example.org"
@@ -105,12 +108,6 @@ def test_own_words_are_found_in_every_form(form: Form, word: str) -> None:
 def test_what_is_not_shown_hides_no_word(unseen: str) -> None:
     (told,) = shown(context(f"so Fal{unseen}con, or Anna {unseen}Smith"))
     assert told == "so <WORD_1>, or <WORD_2>"
-
-
-def test_a_word_known_by_its_surroundings_is_hidden_in_other_forms_too() -> None:
-    told = shown(context("password: hunter2x", "so hun\u00adter2x, or hunter\uff12x?"))[1]
-    assert "ter2x" not in told
-    assert "hunter" not in told
 
 
 CALLS = (
@@ -208,6 +205,7 @@ def test_a_cloud_puts_no_private_word_into_an_address(address: str) -> None:
 @pytest.mark.parametrize(
     "begun",
     [
+        CALLS[0] + '"}}\n</tool_call>\nIt is ',
         *("Your password is ", "![x](https://host.example/a.png) It is ", "see www.host.example: "),
         *("<p>It is ", "if a <b: ", "#include <vector>\n// ", 'password = "', "<div class='a'>"),
         *("[Anna](https://host.example): ", '{"name": "Anna", "password": "', "or and/or "),
@@ -239,12 +237,6 @@ def test_a_word_that_is_put_back_makes_no_address_of_what_follows() -> None:
     # What is an address from its beginning may be asked for.
     told = seen.answer("").restored("<SECRET_2>?q=<EMAIL_1>", ended=True)
     assert told.text == "https://evil.example/1?q=<EMAIL_1>"
-
-
-def test_behind_a_call_words_are_put_back() -> None:
-    seen = context("password: hunter2x")
-    told = seen.answer(CALLS[0] + '"}}\n</tool_call>\nIt is ')
-    assert told.restored("<SECRET_1>,", ended=False).text == "hunter2x,"
 
 
 def test_nothing_in_a_text_forges_a_placeholder() -> None:
@@ -301,7 +293,7 @@ def test_where_what_follows_makes_another_word_the_view_changes() -> None:
     """As documented: the cloud's cache misses, and a word that the messages lack was seen."""
     seen = context("so?")
     assert seen.answer("my hunter2x").text == "my hunter2x"
-    assert seen.answer("my hunter2x, a password: hunter2x").text.count("hunter2x") == 0
+    assert "hunter2x" not in seen.answer("my hunter2x, a password: hunter2x").text
 
 
 def test_what_comes_too_close_to_a_placeholder_is_dropped() -> None:
@@ -318,36 +310,24 @@ def test_what_comes_too_close_to_a_placeholder_is_dropped() -> None:
         assert restored.left == "unknown"
     for word in ("<", "<EM", "<EMAIL_1", "&lt;EMAIL_", "EMAIL_"):
         assert told.restored(f" to {word}", ended=False) == (" to ", (), "open")
+    # A private word is one word.
+    restored = told.restored(" <EMAIL_1> or so", ended=False)
+    for words, text in ((1, HIDDEN), (2, f"{HIDDEN} or")):
+        found = kept(restored.text.encode(), " ", words, ended=False, whole=restored.whole)
+        assert found.text == text
     # What others write is nobody's placeholder.
     for text in (" an e-mail", " a < b", " <h1>", " list[int] ", " ip_address"):
         assert told.restored(text, ended=True).text == text
 
 
-def test_a_private_word_is_one_word() -> None:
-    told = context(ASKED).answer("")
-    restored = told.restored(" <EMAIL_1> or so", ended=False)
-    found = kept(restored.text.encode(), " ", 1, ended=False, whole=restored.whole)
-    assert found.text == "anna.smith@example.org"
-    found = kept(restored.text.encode(), " ", 2, ended=False, whole=restored.whole)
-    assert found.text == "anna.smith@example.org or"
-
-
-@pytest.mark.parametrize(
-    "end",
-    [
-        *("Write to a", "Write to anna", "to anna.smith@example.or", "Write to Anna.Smith@exa"),
-        *("call ANNA ", "says Anna"),
-    ],
-)
-def test_half_a_private_word_is_not_sent(end: str) -> None:
-    with pytest.raises(Blocked) as held:
-        context(ASKED).answer(end)
-    assert held.value.open
-
-
-@pytest.mark.parametrize("end", ["", "Write to ", "call Anna Smith", "as bob@b.exa", "so it is"])
-def test_what_is_whole_is_sent(end: str) -> None:
-    assert context(ASKED).answer(end).text.isprintable()
+def test_half_a_private_word_is_not_sent_and_a_whole_one_is() -> None:
+    halves = ("Write to a", "Write to anna", "to anna.smith@example.or", "Write to Anna.Smith@exa")
+    for end in (*halves, "call ANNA ", "says Anna"):
+        with pytest.raises(Blocked) as held:
+            context(ASKED).answer(end)
+        assert held.value.open
+    for end in ("", "Write to ", "call Anna Smith", "as bob@b.exa", "so it is"):
+        assert context(ASKED).answer(end).text.isprintable()
 
 
 def test_a_local_class_keeps_all_here() -> None:

@@ -166,9 +166,7 @@ async def test_a_wrong_password_is_a_sentence(redis_url: str) -> None:
 
 
 @pytest.mark.parametrize("stored", [b"NaN", b"hello", {"a": "hash"}])
-async def test_a_redis_that_holds_nonsense_grants_nothing(
-    redis_url: str, stored: bytes | dict[str, str]
-) -> None:
+async def test_held_nonsense_grants_nothing(redis_url: str, stored: bytes | dict[str, str]) -> None:
     with Redis.from_url(redis_url) as other:
         at = "edgewise:tokens:20000:nonsense"
         other.delete(at)
@@ -197,7 +195,7 @@ async def test_only_the_scripts_own_reply_is_a_grant(reply: str) -> None:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Lying) as server:
         server.daemon_threads = True
         server.lie = reply.replace("|", "\r\n").encode() + b"\r\n"  # type: ignore[attr-defined]
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         made = RedisLimits(f"redis://127.0.0.1:{server.server_address[1]}?protocol=2")
         try:
             if reply in (":0", ":1"):

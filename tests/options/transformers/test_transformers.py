@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from edgewise.edge.base import EdgeModel
 from edgewise.errors import ModelError
 from edgewise.opening import edge_engine, open_edge
 from edgewise.options.transformers.model import TransformersModel
@@ -81,14 +80,18 @@ def test_the_cache_goes_by_the_name_that_the_model_takes(
         assert model.abilities.rewinds == "anywhere"
 
 
-class TestByAddress:
-    def test_a_folder_chooses_the_engine(self, folders: Folders) -> None:
-        settings = Settings(edge=str(folders("llama")), ctx=48, gpu_layers=0, threads=1)
-        assert edge_engine(settings) == "transformers"
-        edge: EdgeModel = open_edge(settings)
+def test_a_folder_chooses_the_engine_which_is_quiet_and_as_it_was(
+    folders: Folders, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers.utils import logging as told
+
+    before = told.get_verbosity(), told.is_progress_bar_enabled()
+    settings = Settings(edge=str(folders("llama")), ctx=48, gpu_layers=0, threads=1)
+    assert edge_engine(settings) == "transformers"
+    with caplog.at_level(logging.WARNING), closing(open_edge(settings)) as edge:
         assert isinstance(edge, TransformersModel)
         assert (edge.name, edge.context) == ("llama", 48)
-        edge.close()
+    assert (told.get_verbosity(), told.is_progress_bar_enabled()) == before
 
 
 def pickled(folder: Path) -> Path:
@@ -193,25 +196,10 @@ def test_bad_folders(
     assert not (tmp_path / "bad" / "__pycache__").exists()
 
 
-def test_several_files_of_weights(folders: Folders, tmp_path: Path) -> None:
-    folder = shutil.copytree(folders("llama"), tmp_path / "split")
-    with load(sharded("model-00001-of-00001.safetensors")(folder)) as model:
-        assert model.parameters
-
-
-def test_a_model_s_code_never_runs(folders: Folders, tmp_path: Path) -> None:
+def test_several_files_of_weights_and_no_code(folders: Folders, tmp_path: Path) -> None:
     folder = shutil.copytree(folders("llama"), tmp_path / "own")
     (folder / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     described(folder, **REMOTE)
-    with load(folder) as model:
+    with load(sharded("model-00001-of-00001.safetensors")(folder)) as model:
         assert model.parameters
     assert not (tmp_path / "ran").exists()
-
-
-def test_quiet_and_as_it_was(folders: Folders, caplog: pytest.LogCaptureFixture) -> None:
-    from transformers.utils import logging as told
-
-    before = told.get_verbosity(), told.is_progress_bar_enabled()
-    with caplog.at_level(logging.WARNING), load(folders("llama")):
-        pass
-    assert (told.get_verbosity(), told.is_progress_bar_enabled()) == before
