@@ -129,7 +129,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sums below are budgets too."""
 
-SUMS = {"src/edgewise": 34_855, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 48_400}
+SUMS = {"src/edgewise": 34_855, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 46_900}
 PRODUCT_FILES = 181
 
 

@@ -54,7 +54,7 @@ _MOST_NAMES = 50  # proxies limit headers
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 _HIGH, _LOW = rb"u[dD][89abAB][0-9a-fA-F]{2}", rb"u[dD][c-fC-F][0-9a-fA-F]{2}"
-# A JSON escape of one UTF-16 surrogate without its other half. It begins with what is searched fast;
+# A JSON escape of one UTF-16 surrogate without its other half. It begins with what is found fast;
 # an escaped backslash before is looked for then.
 _HALF = re.compile(
     rb"\\(?<!\\\\)(?:%b(?!\\%b)|(?<!\\%b\\)%b)" % (_HIGH, _LOW, _HIGH, _LOW), re.ASCII
