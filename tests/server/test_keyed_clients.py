@@ -95,9 +95,11 @@ def test_a_key_has_its_rates(keys: Path, what: str) -> None:
 
 
 def test_ids_and_their_text_count_as_requests_of_a_key(keys: Path) -> None:
+    bodies: dict[str, Any] = {"tokenize": {"prompt": "a"}, "detokenize": {"tokens": [97]}}
+    secrets = {path: secret_of(keys, path, consults_per_second=0.1) for path in bodies}
     with app(keys) as client:
-        for path, body in (("tokenize", {"prompt": "a"}), ("detokenize", {"tokens": [97]})):
-            shown = {"Authorization": f"Bearer {secret_of(keys, path, consults_per_second=0.1)}"}
+        for path, body in bodies.items():
+            shown = {"Authorization": f"Bearer {secrets[path]}"}
             assert client.post(f"/{path}", json=body, headers=shown).status_code == 200
             assert "requests" in over(client.post(f"/{path}", json=body, headers=shown))
 

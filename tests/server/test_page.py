@@ -138,17 +138,6 @@ CORRECTED = [corrected(place, f"{place}", "x", 0.1) for place in range(5)]
 LOW = token(0, "Tin", reason="below_threshold", score=0.2, threshold=0.9)
 CUT = {"choices": [{"delta": {}, "finish_reason": "length"}]}
 TOKEN = token(0, "Tin")
-COUNTED = usage(correction_tokens=3, cloud_calls=1, cloud_share=0.3)
-
-
-def drawn(draft: str) -> dict[str, Any]:
-    """The cloud's " a" where the edge drew this, and its likeliest is the other."""
-    made = cloud_token(1, " a", draft)
-    likeliest = " no" if draft == " a" else " a"
-    made["edgewise"]["token"]["edge"] = [candidate(likeliest), candidate(draft)]
-    return made
-
-
 SENTENCES: list[tuple[list[Any], Sequence[str]]] = [
     ([TOKEN, cloud_token(1, " a", " no"), token(2, "."), END], ["1 of 3 tokens: no → a"]),
     ([*MANY, token(5, "."), END], ["5 of 6 tokens: x → 0, x → 1, x → 2 and 2 more"]),
@@ -156,9 +145,6 @@ SENTENCES: list[tuple[list[Any], Sequence[str]]] = [
      ["asked for 1 of 3 tokens and agreed"]),
     ([cloud_token(0, "Tin", "tin"), cloud_token(1, "", "."), END], ["wrote all 2 tokens"]),
     ([TOKEN, cloud_token(1, "", "."), END], ["1 of 2 tokens: . → ∎"]),
-    # A change is another token than the edge would have written, be that its likeliest or a draw.
-    ([TOKEN, drawn(" a"), token(2, "."), END, COUNTED], ["1 of 3 tokens and agreed", "0 / 1"]),
-    ([TOKEN, drawn(" no"), token(2, "."), END, COUNTED], ["1 of 3 tokens: no → a", "1 / 1"]),
     # By a cloud that verifies.
     ([verified(0, "Tin"), verified(1, "."), END, usage()], ["Verified by", "none of 2"]),
     ([verified(0, "Tin"), corrected(1, " a", " no", 0.1), verified(2, " b", 0.344), END, usage()],
@@ -180,9 +166,30 @@ def test_a_sentence_says_what_the_cloud_did(page: Page) -> None:
     for chunks, told in SENTENCES:
         turn = answered(page, chunks)
         for part in told:
-            expect(turn).to_contain_text(part)
+            expect(turn.locator(".caption")).to_contain_text(part)
     # Nobody knows what is right.
     expect(page.locator(".right, .wrong")).to_have_count(0)
+
+
+def test_one_thing_is_called_a_change(page: Page) -> None:
+    """Another token than the edge would have written, be that its likeliest or another draw."""
+    same = cloud_token(1, " a", " a")
+    same["edgewise"]["token"] |= {"edge": [candidate(" no"), candidate(" a")]}
+    other = cloud_token(1, " a", " no")
+    other["edgewise"]["token"] |= {"edge": [candidate(" a"), candidate(" no")]}
+    counted = usage(correction_tokens=3, cloud_calls=1, cloud_share=0.3)
+    for chunk, kind, said, counts in (
+        (same, "confirmed", "1 of 3 tokens and agreed", "0 / 1"),
+        (other, "changed", "1 of 3 tokens: no → a", "1 / 1"),
+    ):
+        turn = answered(page, [TOKEN, chunk, token(2, "."), END, counted])
+        expect(turn.locator(".caption")).to_contain_text(said)
+        expect(turn.locator(f".text .{kind}")).to_have_count(1)
+        turn.locator(".meters summary").click()
+        expect(turn.locator("[data-counter=calls]")).to_have_text(counts)
+    page.reload()
+    for kind in ("confirmed", "changed"):
+        expect(page.locator(f".text .{kind}")).to_have_count(1)
 
 
 def test_a_cloud_that_was_faster_is_said_to_be(page: Page) -> None:
