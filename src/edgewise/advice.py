@@ -370,7 +370,7 @@ def excess(conditions: MeasuredConditions) -> float:
     share `changed` of consults); else for what is left of it once the edge has written its
     `speculate` drafts. The first draft saves no time: it is the edge's token itself, known before
     the cloud was asked. The mean is returned. For a correction the answer waits for the whole
-    verification, and for the steps of half a block, as all drafts behind it are lost.
+    verification, and for (`BLOCK` + 1) / 2 steps, as all drafts behind it are lost.
     """
     if conditions.verify is not None:
         return conditions.verify + conditions.step * (BLOCK + 1) / 2

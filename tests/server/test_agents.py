@@ -8,7 +8,7 @@ for Aider, which has no tools, a file as it asks for one.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal, get_args
@@ -46,6 +46,7 @@ QUIET = {
 
 
 Link = Literal["none", "quota", "cut"]
+links = pytest.mark.parametrize("link", get_args(Link))
 
 
 @contextmanager
@@ -82,48 +83,56 @@ def block(language: str, word: str, url: str) -> str:
     return one.replace(SHOWN, url)
 
 
-def codex(url: str, home: Path) -> str:
-    (home / ".codex").mkdir()
-    (home / ".codex/config.toml").write_text(block("toml", "wire_api", url))
-    alone = "--skip-git-repo-check --dangerously-bypass-approvals-and-sandbox"
-    return f"codex exec {alone} 'Make it.'"
-
-
-def claude_code(url: str, home: Path) -> str:
-    shown = block("sh", "claude", url).replace("\nclaude\n", "\n")
-    return f"{shown}claude -p 'Make it.' --allowedTools Bash"
-
-
-def continue_(url: str, home: Path) -> str:
-    (home / "config.yaml").write_text(block("yaml", "apiBase", url))
-    return "cn -p 'Make it.' --auto --config ~/config.yaml"
-
-
-def aider(url: str, home: Path) -> str:
-    return f"{block('sh', 'aider', url).rstrip()} --yes-always --no-git --message 'Make it.'"
-
-
-CALLS: dict[Callable[[str, Path], str], list[str]] = {
-    codex: [call("exec_command", cmd=WRITE), SAID],
-    claude_code: [call("Bash", command=WRITE), SAID],
-    continue_: [call("Bash", command=WRITE), SAID],
-    aider: ["made.txt\n```\nmade\n```\n"],
-}
-
-
-@pytest.mark.parametrize("link", get_args(Link))
-@pytest.mark.parametrize("agent", CALLS)
-def test_an_agent_does_what_is_said(
-    tmp_path: Path, agent: Callable[[str, Path], str], link: Link
-) -> None:
-    """In a new folder, with a home of its own and this script of a shell."""
-    work, home = tmp_path / "work", tmp_path / "home"
+def run(script: str, folder: Path) -> str:
+    """A shell's script in a new folder with a home of its own; what it printed."""
+    work, home = folder / "work", folder / "home"
     work.mkdir()
-    home.mkdir()
+    home.mkdir(exist_ok=True)
     path = f"{AGENTS}/node_modules/.bin:{AGENTS}/bin:{os.environ['PATH']}"
     alone = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8", **QUIET}
-    with served(*CALLS[agent], link=link) as url:
-        script = agent(url, home)
-        told = programs.run("bash", "-ec", script, folder=work, environment=alone).stdout
-    assert agent is aider or SAID in told
-    assert (work / "made.txt").read_text() == "made\n"
+    return programs.run("bash", "-ec", script, folder=work, environment=alone).stdout
+
+
+def written(folder: Path, name: str, text: str) -> None:
+    """A file of the agent's in its home."""
+    path = folder / "home" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+
+
+def made(folder: Path) -> str:
+    return (folder / "work" / "made.txt").read_text()
+
+
+@links
+def test_codex(tmp_path: Path, link: Link) -> None:
+    with served(call("exec_command", cmd=WRITE), SAID, link=link) as url:
+        written(tmp_path, ".codex/config.toml", block("toml", "wire_api", url))
+        alone = "--skip-git-repo-check --dangerously-bypass-approvals-and-sandbox"
+        assert SAID in run(f"codex exec {alone} 'Make it.'", tmp_path)
+    assert made(tmp_path) == "made\n"
+
+
+@links
+def test_claude_code(tmp_path: Path, link: Link) -> None:
+    with served(call("Bash", command=WRITE), SAID, link=link) as url:
+        shown = block("sh", "claude", url).replace("\nclaude\n", "\n")
+        assert SAID in run(f"{shown}claude -p 'Make it.' --allowedTools Bash", tmp_path)
+    assert made(tmp_path) == "made\n"
+
+
+@links
+def test_continue(tmp_path: Path, link: Link) -> None:
+    with served(call("Bash", command=WRITE), SAID, link=link) as url:
+        written(tmp_path, ".continue/config.yaml", block("yaml", "apiBase", url))
+        given = "--config ~/.continue/config.yaml"
+        assert SAID in run(f"cn -p 'Make it.' --auto {given}", tmp_path)
+    assert made(tmp_path) == "made\n"
+
+
+@links
+def test_aider(tmp_path: Path, link: Link) -> None:
+    with served("made.txt\n```\nmade\n```\n", link=link) as url:
+        shown = block("sh", "aider", url).rstrip()
+        run(f"{shown} --yes-always --no-git --message 'Make it.'", tmp_path)
+    assert made(tmp_path) == "made\n"

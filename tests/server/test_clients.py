@@ -66,6 +66,10 @@ print(router.completion(model="edgewise", messages=messages).choices[0].message.
     assert "copper" in run(python_for(code), "-c", code)
 
 
+def test_tools_and_forms_of_openais_client(tool_url: str) -> None:
+    run(sys.executable, str(Path(__file__).with_name("tool_clients.py")), tool_url)
+
+
 DIALECTS = "/v1/(responses|messages)"
 GENERATED = {
     "every field": ("--exclude-path-regex", DIALECTS),

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -44,16 +44,11 @@ TASKS = {
 }
 
 
-RUNS = {
-    "text": (
-        *("--model", "local-completions", "--tasks", "chosen,written,rolled"),
-        *("--model_args", "model=edgewise:edge,base_url={}/v1/completions"),
-    ),
-    "chat": (
-        *("--model", "local-chat-completions", "--tasks", "written", "--apply_chat_template"),
-        *("--model_args", "model=edgewise:t0.3,base_url={}/v1/chat/completions"),
-    ),
-}
+class Ran(NamedTuple):
+    """What both runs said: by run, by task, question by question; and their logs."""
+
+    said: dict[str, dict[str, list[Any]]]
+    log: str
 
 
 def write_tasks(folder: Path) -> None:
@@ -71,8 +66,38 @@ def write_tasks(folder: Path) -> None:
         )
 
 
+def runs(url: str) -> dict[str, list[str]]:
+    """Arguments by name."""
+    return {
+        "text": [
+            *("--model", "local-completions", "--tasks", "chosen,written,rolled"),
+            *("--model_args", f"model=edgewise:edge,base_url={url}/v1/completions"),
+        ],
+        "chat": [
+            *("--model", "local-chat-completions", "--tasks", "written", "--apply_chat_template"),
+            *("--model_args", f"model=edgewise:t0.3,base_url={url}/v1/chat/completions"),
+        ],
+    }
+
+
+@pytest.fixture(scope="module")
+def ran(url: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Both, with no host to ask but the server."""
+    if PYTHON is None:
+        pytest.skip("needs LMEVAL_PYTHON, an interpreter with lm_eval; see make test-lmeval")
+    folder = tmp_path_factory.mktemp("lm_eval")
+    write_tasks(folder)
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "NO_PROXY": "*"}
+    log = ""
+    for name, arguments in runs(url).items():
+        out = ("--include_path", str(folder), "--output_path", str(folder / name), "--log_samples")
+        here = {**offline, "HF_HOME": str(folder / "cache")}
+        log += run(PYTHON, "-m", "lm_eval", "run", *arguments, *out, folder=folder, **here).stderr
+    return Ran({name: samples(folder / name) for name in runs(url)}, log)
+
+
 def samples(folder: Path) -> dict[str, list[Any]]:
-    """What a run wrote of each task, question by question."""
+    """What a run wrote of each task."""
     found: dict[str, list[Any]] = {}
     for file in folder.rglob("samples_*.jsonl"):
         lines = [json.loads(line) for line in file.read_text().splitlines()]
@@ -88,26 +113,14 @@ def numbers(found: list[Any]) -> list[float]:
     return [number for one in found for number in numbers(one)]
 
 
-@pytest.mark.skipif(
-    PYTHON is None, reason="needs LMEVAL_PYTHON, with lm_eval; see make test-lmeval"
-)
-@pytest.mark.parametrize("name", RUNS)
-def test_texts_are_written_and_scored_with_no_host_but_the_server(
-    url: str, tmp_path: Path, name: str
-) -> None:
-    """Questions by the edge model; chats by the pair."""
-    write_tasks(tmp_path)
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "NO_PROXY": "*"}
-    asked = [word.format(url) for word in RUNS[name]]
-    asked += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "out")]
-    here = {**offline, "HF_HOME": str(tmp_path / "cache")}
-    told = run(
-        str(PYTHON), "-m", "lm_eval", "run", *asked, "--log_samples", folder=tmp_path, **here
-    )
-    found = samples(tmp_path / "out")
-    assert set(found) == ({"written"} if name == "chat" else set(TASKS)), told.stderr
-    assert all(one[0][0] for one in found["written"]), told.stderr
-    if name == "text":
-        assert len(numbers(found["chosen"])) == 3 * len(WORDS)
-        assert len(numbers(found["rolled"])) == len(WORDS)
-        assert all(one < 0 for task in ("chosen", "rolled") for one in numbers(found[task]))
+def test_texts_are_written_and_scored(ran: Ran) -> None:
+    found = ran.said["text"]
+    assert set(found) == set(TASKS), ran.log
+    assert all(one[0][0] for one in found["written"])
+    assert len(numbers(found["chosen"])) == 3 * len(WORDS)
+    assert len(numbers(found["rolled"])) == len(WORDS)
+    assert all(number < 0 for name in ("chosen", "rolled") for number in numbers(found[name]))
+
+
+def test_chats_are_answered_by_the_pair(ran: Ran) -> None:
+    assert all(one[0][0] for one in ran.said["chat"]["written"]), ran.log

@@ -5,7 +5,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx2
 import pytest
@@ -22,24 +21,20 @@ QUESTION = "Question: What are wine, horse and spaghetti? Come to the point. Ans
 OWNER = {"name": "Owner", "email": "owner@example.org", "password": "Of-my-own-1"}
 
 
-pytestmark = pytest.mark.skipif(
-    not OPEN_WEBUI, reason="needs OPEN_WEBUI, its command; see make test-webui"
-)
-
-
 @contextmanager
-def open_webui(folder: Path, server: str, key: str) -> Iterator[tuple[str, str]]:
-    """Its URL, and the owner's token. It has the container's environment, and a folder for its
-    volume."""
-    (folder / "tmp").mkdir()
-    (folder / "webui.env").write_text(f"OPENAI_API_KEY={key}\nWEBUI_SECRET_KEY=long\n")
-    port, log = lasting_port(), folder / "webui.log"
+def open_webui(folder: Path, server: str, log: Path) -> Iterator[str]:
+    """Its URL. It has the container's environment, and a folder for the container's volume."""
+    port = lasting_port()
     url = f"http://127.0.0.1:{port}"
     here = environment(PAGE, Place(folder, {"http://serve:8300": server}))
-    command = [OPEN_WEBUI, "serve", "--host", "127.0.0.1", "--port", str(port)]
-    told: Any = {"env": here | {"DATA_DIR": str(folder / "data")}, "stderr": subprocess.STDOUT}
     with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=folder, stdout=out, **told)
+        process = subprocess.Popen(
+            [OPEN_WEBUI, "serve", "--host", "127.0.0.1", "--port", str(port)],
+            env=here | {"DATA_DIR": str(folder / "data")},
+            cwd=folder,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
 
     def well() -> bool:
         assert process.poll() is None, log.read_text()
@@ -50,20 +45,24 @@ def open_webui(folder: Path, server: str, key: str) -> Iterator[tuple[str, str]]
 
     try:
         until(well, "Open WebUI")
-        signed = httpx2.post(f"{url}/api/v1/auths/signup", json=OWNER, timeout=60, trust_env=False)
-        yield url, signed.json()["token"]
+        yield url
     finally:
         process.kill()
         process.wait()
 
 
+@pytest.mark.skipif(not OPEN_WEBUI, reason="needs OPEN_WEBUI, its command; see make test-webui")
 def test_a_question_is_answered(
     served: tuple[str, str, Path], browser: Browser, tmp_path: Path
 ) -> None:
     server, key, told = served
-    with open_webui(tmp_path, server, key) as (url, signed):
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "webui.env").write_text(f"OPENAI_API_KEY={key}\nWEBUI_SECRET_KEY=long\n")
+    log = tmp_path / "webui.log"
+    with open_webui(tmp_path, server, log) as url:
+        signed = httpx2.post(f"{url}/api/v1/auths/signup", json=OWNER, timeout=60)
         page = browser.new_page()
-        page.add_init_script(f"localStorage.setItem('token', {signed!r})")
+        page.add_init_script(f"localStorage.setItem('token', {signed.json()['token']!r})")
         page.goto(url)
         page.get_by_role("button", name="Okay, Let's Go!").click()
         page.locator("#chat-input").fill("Tell me about copper.")
@@ -72,19 +71,23 @@ def test_a_question_is_answered(
         expect(answer).to_contain_text("stands for copper.")
         page.close()
     # Nothing else was asked of the model, and nothing was refused.
-    assert "request failed" not in (tmp_path / "webui.log").read_text()
+    assert "request failed" not in log.read_text()
     lines = [line for line in told.read_text().splitlines() if "prompts first" not in line]
     assert len(lines) == 1, lines
 
 
 @pytest.mark.deep
+@pytest.mark.skipif(not OPEN_WEBUI, reason="needs OPEN_WEBUI, its command; see make test-webui")
 def test_the_pipe_shows_whose_words_they_are(served: tuple[str, str, Path], tmp_path: Path) -> None:
     server, key, _ = served
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "webui.env").write_text(f"OPENAI_API_KEY={key}\nWEBUI_SECRET_KEY=long\n")
     with (
-        open_webui(tmp_path, server, key) as (url, signed),
+        open_webui(tmp_path, server, tmp_path / "webui.log") as url,
         httpx2.Client(base_url=url, timeout=60, trust_env=False) as client,
     ):
-        client.headers["Authorization"] = f"Bearer {signed}"
+        signed = client.post("/api/v1/auths/signup", json=OWNER).json()
+        client.headers["Authorization"] = f"Bearer {signed['token']}"
 
         def post(path: str, body: object = None) -> httpx2.Response:
             reply = client.post(f"/api/v1/functions{path}", json=body)

@@ -134,7 +134,7 @@ class SentAnswer:
         return Outgoing(ids, self._recorder("consult"), max_requests)
 
     def prefetch(self, ids: Sequence[int]) -> Outgoing:
-        """Return an `Outgoing` that records a prefetch of `ids`."""
+        """Return an `Outgoing` that records what a prefetch of `ids` (all so far) sends."""
         return Outgoing(ids, self._recorder("prefetch"))
 
     def prefetching(self, under_way: futures.Future[None]) -> None:

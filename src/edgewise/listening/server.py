@@ -28,7 +28,8 @@ TICK_SECONDS = 0.1
 class Listener(uvicorn.Server):
     """A uvicorn server that limits its connections, and ends gracefully after SIGTERM or SIGINT.
 
-    The exit code is 0 then. A second signal ends the server without waiting for answers.
+    The exit code is 0 then. A second signal cuts answers off, which then have
+    `LAST_WORDS_SECONDS`.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Listener(uvicorn.Server):
         """Shut down as uvicorn does, then close the connections that are still open."""
         await super().shutdown(sockets)
         if self.server_state.tasks:
-            # They were cancelled, and say so to whoever waits.
+            # Most were cancelled, and say so to whoever waits.
             await asyncio.wait(set(self.server_state.tasks), timeout=LAST_WORDS_SECONDS)
         self.open.close()
 

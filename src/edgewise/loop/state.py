@@ -237,8 +237,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     ) -> tuple["State", str]:
         """Return the state after one more token, and the text that can be shown for it.
 
-        `by` is the model that wrote it. `reason` says why that model did; it is None for a draft on
-        which nothing is decided yet.
+        `by` is the model that wrote it, and `reason` says why that model did. A draft is written as
+        if the cloud had confirmed it: `by` is "cloud" where a request in flight is to bring it
+        (`reason` may be None then), and `reason` is "verified" where the cloud verifies.
         """
         ended = token in rules.tokenizer.eos_ids
         if self.unwritten:

@@ -152,9 +152,9 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
 
 
 class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
-    """From the gateway: it lacks ids of the prefix; the device must send all of them, from 0.
+    """From the gateway: it holds no ids of the session now; the device must send all, from 0.
 
-    `ask` is the number of the `Ask` that needed them; None if a `Prefetch` did.
+    `ask` is the number of the `Ask` that is not answered, so to be sent anew; None: a `Prefetch`.
     """
 
     ask: Count | None = None

@@ -45,9 +45,10 @@ def data_of(
 ) -> Data:
     """Return the training data: the columns of the named `inputs`, and a label for each row.
 
-    `values` maps a question's id to the labels of its text. `top_k` is for the input
-    `top_logprobs`, `reference` for `ranks`, `embeddings` for `token_embedding`. Raises `UsageError`
-    where all labels are 0 or all are 1, or where they do not match the texts.
+    A row is a token of a text. `values` maps each of `columns.questions` to the labels (0 to 1) of
+    its text's tokens. Of the input `top_logprobs` the first `top_k` columns are kept; `ranks` needs
+    `reference`, `token_embedding` needs `embeddings`. Raises `UsageError` where all labels are 0 or
+    all are 1, or where they are not as many as the rows.
     """
     labels = np.concatenate([values[name] for name in columns.questions]).astype(np.float32)
     if len(labels) != len(columns.written):

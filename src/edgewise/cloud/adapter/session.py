@@ -67,7 +67,7 @@ class AdaptedCloud(CloudModel):
     """Tokens that each request asks for; None for as many as the wanted words may take."""
 
     def __init__(self, name: str, edge: Tokenizer, context_filter: ContextFilter | None) -> None:
-        """`edge` is the edge model's tokenizer; without `context_filter` nothing is hidden."""
+        """`edge` is the edge model's tokenizer; `context_filter` hides private words (or None)."""
         self.name, self.edge, self.context_filter = name, edge, context_filter
         # The end of `identity`.
         self.filtered = f", {context_filter.name}" if context_filter else ""

@@ -68,7 +68,7 @@ class ApiCloud(AdaptedCloud):
     def __init__(
         self, engine: TextEngine, *, edge: Tokenizer, context_filter: ContextFilter | None = None
     ) -> None:
-        """`edge` is the edge model's tokenizer; without `context_filter` nothing is hidden."""
+        """`edge` is the edge model's tokenizer; `context_filter` hides private words (or None)."""
         super().__init__(engine.url, edge, context_filter)
         self.engine = engine
         self._io = IoThread(self.name)
