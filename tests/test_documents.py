@@ -32,7 +32,7 @@ def test_every_defence_names_a_test_that_is_there() -> None:
 
 WORDS = {"README.md": 900, "CONTRIBUTING.md": 1_200, "SECURITY.md": 1_500}
 WORDS |= {"docs/protocol.md": 3_000}
-ALL_WORDS = 33_400
+ALL_WORDS = 33_200
 BUILT = ("node_modules", "build", "dist")
 
 
