@@ -141,6 +141,14 @@ def test_where_all_fail_the_edge_writes_or_the_answer_ends() -> None:
     assert decoder(gone(), saying("blue"), policy=raising).generate(IDS).text == "blue"
 
 
+@pytest.mark.parametrize("cap", [1, 2, 5])
+def test_the_cap_is_a_promise_about_all_of_them(cap: int) -> None:
+    clouds = [saying("blue sky", unsure=range(9)) for _ in range(3)]
+    answer = decoder(*clouds, policy=Policy(threshold=0.0, max_cloud_tokens=cap)).generate(IDS)
+    assert sum(n for cloud in clouds for _, n in cloud.asks) == cap
+    assert answer.usage.cloud_calls == cap
+
+
 def mixed(seed: int) -> Callable[[int], CloudError | None]:
     """A link on which some consults fail, each in its way."""
     return lambda ask: FAULTS[(ask + seed) % 3]("x") if (ask * 7 + seed) % 5 == 0 else None
