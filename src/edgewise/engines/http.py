@@ -155,7 +155,7 @@ class Endpoint:
             headers={**self._bearer, **sending.headers},
             extensions={"trace": trace},
         ) as response:
-            # From here on the request was read and computed: it is never sent again.
+            # The server has read it: not to be sent again over another connection.
             sending.answered = True
             parts, size = list[bytes](), 0
             async for part in response.aiter_stream():

@@ -39,11 +39,10 @@ model by 3.0.
 
 
 _Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
-SHARE = r"(0(\.\d+)?|1|\d(\.\d+)?e-\d+)"
-"""A regular expression for a cloud share as text."""
+_SHARE = r"^(0(\.\d+)?|1|\d(\.\d+)?e-\d+)$"
 
-# Thresholds by cloud share, as text.
-_Thresholds = dict[Annotated[str, msgspec.Meta(pattern=rf"^{SHARE}$")], _Part]
+Thresholds = dict[Annotated[str, msgspec.Meta(pattern=_SHARE)], _Part]
+"""Thresholds (0 to 1) by cloud share as text ("0.05")."""
 
 
 class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,7 +73,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     inputs: tuple[str, ...] = ()
     top_k: Annotated[int, msgspec.Meta(ge=0)] = 0
     reference: Reference = ()
-    thresholds: _Thresholds = {}
+    thresholds: Thresholds = {}
     calibrated_on: str = ""
     trained_on: str = ""
     label: str = ""

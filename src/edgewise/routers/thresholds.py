@@ -12,7 +12,6 @@ import os
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -21,7 +20,7 @@ from edgewise.addresses import user_path
 from edgewise.edge.base import EdgeModel, Needs
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.base import Router, checked_score
-from edgewise.routers.card import SHARE
+from edgewise.routers.card import Thresholds
 
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
 PROMPTS = (
@@ -38,12 +37,6 @@ TOKENS = 40
 
 TIERS = "tiers"
 """The `identity` for thresholds of clouds after the nearest, which do not depend on the router."""
-
-# Thresholds by cloud share. An invalid file is ignored, and thresholds are measured anew.
-_Thresholds = dict[
-    Annotated[str, msgspec.Meta(pattern=rf"^{SHARE}$")],
-    Annotated[float, msgspec.Meta(ge=0, le=1)],
-]
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +98,7 @@ def _kept(record: Path | None) -> Mapping[str, float]:
     """Return stored thresholds; none if the file is missing or invalid."""
     with suppress(OSError, msgspec.DecodeError):
         if record:
-            return msgspec.json.decode(record.read_bytes(), type=_Thresholds)
+            return msgspec.json.decode(record.read_bytes(), type=Thresholds)
     return {}
 
 

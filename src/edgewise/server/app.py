@@ -75,7 +75,6 @@ def sent(request: Request) -> dict[str, Any]:
     """
     if caller_of(request).key is not ANYBODY:
         raise ApiError(403, "This lists the answers of all keys; use /metrics instead.")
-    # By time, since answers end in another order than they began.
     answers = sorted(pair_of(request).pair.record.answers(), key=attrgetter("at"), reverse=True)
     data = [
         {"at": one.at, "conversation": one.conversation, "answer": one.answer, **asdict(one.sums)}

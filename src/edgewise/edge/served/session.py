@@ -139,7 +139,7 @@ class ServedSession(EdgeSession):
         self._stream: Generator[ServedToken] | None = None
         self._until = 0
         """Position at which the stream ends, if it reports every token."""
-        # By it a list of slots tells the stream; greedy tokens do not depend on it.
+        # A server lists its slots with their seeds; greedy tokens do not depend on it.
         self._seed = secrets.randbits(31)
 
     def open(self, ids: Sequence[int]) -> int:
