@@ -116,9 +116,9 @@ BUDGET = {
     "edgewise/listening": 716,
     "edgewise/loop": 2_746,
     "edgewise/prompts": 1_110,
-    "edgewise/routers": 1_053,
+    "edgewise/routers": 1_045,
     "edgewise/sandbox": 245,
-    "edgewise/server": 3_391,
+    "edgewise/server": 3_390,
     "edgewise/testing": 506,
     "edgewise/wire": 307,
     "edgewise_lab": 221,
@@ -129,7 +129,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sums below are budgets too."""
 
-SUMS = {"src/edgewise": 34_857, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_000}
+SUMS = {"src/edgewise": 34_848, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_000}
 PRODUCT_FILES = 181
 
 

@@ -133,6 +133,15 @@ def ask_both(page: Page) -> None:
     ask(page, SUM)
 
 
+def the_cloud_writes(page: Page) -> None:
+    """Asked again where a busy machine missed the consult's deadline of some seconds: seen so."""
+    for _ in range(5):
+        ask_both(page)
+        if "The cloud wrote" in (page.locator(".caption").last.text_content() or ""):
+            return
+    pytest.fail("the cloud wrote nothing of five answers")
+
+
 def choose_router(page: Page, name: str) -> None:
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Router").select_option(name)
@@ -327,8 +336,7 @@ def test_a_page_without_a_key_takes_one_from_the_address(
     page.evaluate("(key) => { location.hash = `key=${key}` }", secret)
     expect(page.locator("#state")).to_have_text("Ready.")
     assert secret not in page.url
-    ask(page, SUM)
-    says(page, "The cloud wrote")
+    the_cloud_writes(page)
 
 
 KEPT = """async () => {
@@ -359,8 +367,7 @@ def test_a_key_is_kept_in_its_tab_alone_and_forgotten(
     assert kept["addresses"]
     assert secret not in json.dumps(kept["addresses"])
     assert kept["storages"] == [{}, {"edgewise.key": secret}, ""]
-    ask_both(page)
-    says(page, "The cloud wrote")
+    the_cloud_writes(page)
     forget(page)
     nothing = {"addresses": [], "storages": [{}, {}, ""], "field": "", "workers": 0}
     assert page.evaluate(KEPT) == nothing
@@ -438,8 +445,7 @@ def test_a_browser_that_blocks_storage_has_the_page(
     forget(page)
     page.get_by_label("Key of the gateway").fill(secret)
     page.keyboard.press("Escape")
-    ask_both(page)
-    says(page, "The cloud wrote")
+    the_cloud_writes(page)
     assert problems == []
 
 
