@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from hypothesis import HealthCheck, settings
 
 from edgewise.loop import policy
@@ -82,8 +83,12 @@ def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What is kept of models and of what was sent is not the developer's; commands inherit it.
 
     A deadline that follows a quick engine's latency would end a consult where a machine is busy.
+    Nobody is trusted of the hundred authorities that each client would read, for 45 ms.
     """
     with pytest.MonkeyPatch.context() as patched:
+        authority = tmp_path_factory.mktemp("authority") / "nobody.pem"
+        trustme.CA().cert_pem.write_to_path(str(authority))
+        patched.setenv("SSL_CERT_FILE", str(authority))
         patched.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         patched.setattr(policy, "SHORTEST_DEADLINE", policy.LONGEST_DEADLINE)

@@ -1,7 +1,6 @@
 """A cloud model behind a gateway: each session has a WebSocket, on which only new ids travel."""
 
 import contextlib
-import ssl
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
@@ -23,6 +22,7 @@ from edgewise.engines.llama_server import LlamaServerEngine
 from edgewise.engines.vocabulary_check import FRESH_SECONDS
 from edgewise.errors import CloudError, CloudProtocolError, CloudRejected, OtherVocabulary
 from edgewise.prompts import Prompt
+from edgewise.servers.http import tls_of
 from edgewise.wire.protocol import MAX_FRAME, PATH, tokenizer_fingerprint
 
 # To open a session, or end all, over a slow link; a comparison of vocabularies has its own time.
@@ -154,7 +154,7 @@ class GatewayCloud(RemoteCloud):
                 compression=None,
                 max_size=MAX_FRAME,
                 proxy=proxy_of(self.name)[1],
-                ssl=ssl.create_default_context() if secure else None,
+                ssl=tls_of(self.name) if secure else None,
                 open_timeout=CONNECT_SECONDS,
                 close_timeout=CLOSE_SECONDS,
                 ping_interval=HEARTBEAT_SECONDS,

@@ -18,7 +18,7 @@ import httpx2
 
 from edgewise.addresses import without_endpoint
 from edgewise.errors import CloudUnavailable, UsageError
-from edgewise.servers.http import IDLE_SECONDS, MAX_REPLY, NO_TLS, UNTRUSTED, why
+from edgewise.servers.http import IDLE_SECONDS, MAX_REPLY, NO_TLS, UNTRUSTED, tls_of, why
 
 # Seconds until another address of a host is tried beside the first.
 _BESIDE = 0.25
@@ -113,7 +113,7 @@ def connections(url: str) -> httpcore2.AsyncConnectionPool:
     This is the layer below httpx: a request takes a third of the time, and no cookie or redirect is
     kept or followed.
     """
-    tls, proxy, address = ssl.create_default_context(), None, proxy_of(url)[1]
+    tls, proxy, address = tls_of(url), None, proxy_of(url)[1]
     if address is not None:
         named = httpx2.Proxy(address)
         secure = tls if named.url.scheme == "https" else None

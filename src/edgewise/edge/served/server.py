@@ -52,7 +52,7 @@ class Server:
     def _opened_client(self) -> httpx2.Client:
         # A proxy of the environment would be sent what is to stay near.
         timeout = httpx2.Timeout(PATIENCE, connect=_CONNECTING)
-        return httpx2.Client(base_url=self.url, **client_options(self._key, timeout))
+        return httpx2.Client(**client_options(self.url, self._key, timeout))
 
     def close(self) -> None:
         for http in self._http.values():
