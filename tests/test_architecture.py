@@ -3,6 +3,7 @@
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -44,7 +45,12 @@ PACKAGES = ("edgewise", "edgewise_lab")
 LAYER = {name: number for number, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 FILES = sorted(SOURCE.rglob("*.py"))
 TEXTS = {path: path.read_text(encoding="utf-8") for path in FILES}
-TREES = {path: ast.parse(text) for path, text in TEXTS.items()}
+
+
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """What the files say; parsed where a test reads it, since each process collects all tests."""
+    return {path: ast.parse(text) for path, text in TEXTS.items()}
 
 
 def named(path: Path) -> str:
@@ -82,7 +88,7 @@ def test_every_package_has_its_layer_and_imports_only_go_down() -> None:
     assert {package_of(path) for path in FILES} == set(LAYER)
     upwards = [
         f"{named(path)} imports {name}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for name in imported(tree)
         if name != package_of(path) and LAYER[name] >= LAYER[package_of(path)]
     ]
@@ -93,7 +99,7 @@ def test_options_are_met_by_entry_points_alone() -> None:
     """Nothing outside imports one, and no string names one."""
     meeting = [
         named(path)
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         if package_of(path) != "options"
         if "options" in imported(tree) or "edgewise.options" in TEXTS[path]
     ]
@@ -148,7 +154,7 @@ def test_files_and_functions_are_short() -> None:
     assert [named(path) for path, text in TEXTS.items() if len(text.splitlines()) > 500] == []
     lengths = {
         f"{named(path)}:{node.lineno} {node.name}": (node.end_lineno or 0) - node.lineno + 1
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
@@ -158,7 +164,7 @@ def test_files_and_functions_are_short() -> None:
 
 def test_a_public_class_has_a_name_of_its_own() -> None:
     places: dict[str, list[str]] = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(named(path))
@@ -169,7 +175,7 @@ def test_libraries_name_no_flags() -> None:
     """What mends an error is named by its setting; the command line has words of its own."""
     told = [
         f"{named(path)}:{node.lineno}"
-        for path, tree in TREES.items()
+        for path, tree in trees().items()
         if package_of(path) not in ("cli", "server", "__main__", "lab.commands")
         for call in ast.walk(tree)
         if isinstance(call, ast.Raise) and call.exc is not None

@@ -1,6 +1,7 @@
 """PocketQA: the fixed questions that come with the bundled pair of models."""
 
 import gzip
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class PocketQa(TaskSource):
         return pocketqa(split)
 
 
+@cache
 def pocketqa(split: Split = "test") -> Task:
     """Return the questions of one split, with the families (kinds of questions) alternating."""
     packed = files("edgewise_lab.evaluation.tasks").joinpath("pocketqa.jsonl.gz").read_bytes()
