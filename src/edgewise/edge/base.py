@@ -135,8 +135,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of `text`, without a BOS token.
 
-        With `special`, the texts of special tokens become those tokens; otherwise they are plain
-        text.
+        With `special`, the texts of special tokens become those tokens; else they are plain text.
         """
         ...
 
@@ -224,6 +223,7 @@ class EdgeSession(ABC):
 
         Raises `ContextOverflow` if they do not fit, `UsageError` for ids outside of the vocabulary.
         """
+        # The first ids choose the KV cache, and count as the prompt.
         if not self._opened:
             self.open(ids)
             return

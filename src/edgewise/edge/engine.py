@@ -40,13 +40,14 @@ class EngineModel(EdgeModel):
         self._options = options = replace(options or EdgeOptions(), **changes)
         if options.slots < 1 or (options.context is not None and options.context < 1):
             raise UsageError("A model needs at least 1 slot and a context of at least 1 token.")
+        # First: without the library nothing is to be downloaded.
         self._import()
         self.path, self.name = self._located(str(address))
         with explained(self.path, self.engine):
             self._load(options)
 
     def _import(self) -> None:
-        """Import the engine's library, before any download. Raises `UsageError` without it."""
+        """Import the engine's library. Raises `UsageError` without it."""
 
     @abstractmethod
     def _located(self, address: str) -> tuple[Path, str]:
@@ -64,13 +65,13 @@ class EngineModel(EdgeModel):
         """Return the context of a session in ids.
 
         `said` is the context that the model was trained for, by its file; anything other than a
-        positive int is ignored. Raises `UsageError` if the options ask for more: memory would be
-        taken for positions at which the model writes noise.
+        positive int is ignored. Raises `UsageError` if the options ask for more.
         """
         trained = said if isinstance(said, int) and said > 0 else None
         wanted = self._options.context
         if wanted is None:
             return min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+        # Memory would be taken for positions at which the model writes noise.
         if trained is not None and wanted > trained:
             raise UsageError(
                 f"{self.name!r} was made for contexts of at most {trained} tokens, not {wanted}",
@@ -85,6 +86,7 @@ class EngineModel(EdgeModel):
             name=self.name,
             keep_prefixes=self._options.keep_prefixes,
             batch=min(BATCH, self.context),
+            # Alone, a session keeps nobody waiting: its prompt runs in whole batches.
             turn=min(turn, TURN if len(caches) > 1 else BATCH),
         )
 
@@ -93,6 +95,7 @@ class EngineModel(EdgeModel):
 
     def close(self) -> None:
         """Free the weights and caches. The model's sessions cannot be used afterwards."""
+        # Once: llama.cpp's memory must not be freed twice.
         if self.slots.close():
             self._free()
 

@@ -20,7 +20,7 @@ MAX_CONFIG = 4 << 20
 # Endings of the names of files that repositories keep in Git LFS.
 _LARGE = (".onnx", ".data", ".safetensors", ".model", "tokenizer.json")
 
-# Reading 4 MB tells one build of a model from another; gigabytes would take seconds.
+# Training changes most weights, so 4 MB tell two models apart; gigabytes take seconds to read.
 _BLOCKS, _BLOCK_BYTES = 64, 65536
 # Files found instead of a model's: a pattern of their beginning, what they are, a hint.
 _INSTEAD = (
@@ -57,14 +57,12 @@ def other_form(path: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def explained(folder: Path, engine: str) -> Generator[None]:
-    """Context manager that turns exceptions of the library `engine` into a `ModelError`.
-
-    `folder` is the file or folder that is being loaded. Panics of Rust code are converted, too.
-    """
+    """Context manager: exceptions of `engine` that loads the path `folder` become `ModelError`s."""
     try:
         yield
     except (EdgewiseError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
+    # A panic of Rust code is no `Exception`.
     except BaseException as error:
         for one in sorted(folder.glob("*")):
             if other_form(one) is not None and one.name.endswith(_LARGE):
@@ -96,11 +94,11 @@ def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
 def read_json(path: Path, kind: type[_T]) -> _T | None:
     """Return a JSON file as a value of type `kind`; None if there is no such file.
 
-    Raises `ModelError` as `read_bytes` does, and for content of another form. Python's `json` reads
-    it, since configs of recurrent models have numbers, such as Infinity, that JSON lacks.
+    Raises `ModelError` as `read_bytes` does, and for content of another form.
     """
     data = read_bytes(path)
     try:
+        # By Python's `json`: configs of recurrent models hold Infinity, which JSON lacks.
         return None if data is None else msgspec.convert(parsed(data), kind)
     except (msgspec.ValidationError, ValueError, RecursionError) as error:
         what = f"is not what a model's folder holds under this name ({error})"
@@ -113,6 +111,7 @@ def parsed(data: bytes) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Where a key stands twice, a library may read the value that was not checked.
     made = dict(pairs)
     if len(made) < len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -123,8 +122,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def digest_of(files: Sequence[Path]) -> str:
     """Return a SHA-256 (hexadecimal) over the names, lengths and parts of the contents of `files`.
 
-    Of each file larger than 64 KiB, 64 evenly spaced blocks of 64 KiB are read: enough to tell
-    weights apart, since training changes most weights. The order of `files` matters.
+    Of each file above 64 KiB, 64 evenly spaced blocks of 64 KiB are read. Their order matters.
     """
     digest = hashlib.sha256()
     for path in files:
@@ -143,7 +141,7 @@ def fingerprint_of(path: Path) -> str:
 
 
 def _sampled_blocks(path: Path) -> Iterator[bytes]:
-    """Yield 64 evenly spaced blocks of 64 KiB, since a whole file takes seconds to read."""
+    """Yield 64 evenly spaced blocks of 64 KiB, of a smaller file its content."""
     last = max(path.stat().st_size - _BLOCK_BYTES, 0)
     with path.open("rb") as file:
         for index in range(_BLOCKS if last else 1):

@@ -34,14 +34,12 @@ _SLACK = 16
 
 
 class FairLock:
-    """A lock for `with` that is granted in the order of requests; not reentrant.
-
-    A `threading.Lock` goes to whoever asks first after its release, which is mostly the thread that
-    just released it: one session would decode on and on while the others wait.
-    """
+    """A lock for `with` that is granted in the order of requests; not reentrant."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
+        # A `threading.Lock` goes mostly to the thread that just released it, which asks first: one
+        # session would decode on and on while the others wait.
         self._line: deque[object] = deque()
 
     def __enter__(self) -> None:
@@ -78,10 +76,7 @@ class Run(NamedTuple):
 
 
 class Slots:
-    """The KV caches of a model, of which each open session takes one.
-
-    `lock` is held while the engine computes.
-    """
+    """The KV caches of a model, one per open session. `lock` is held while the engine computes."""
 
     shared = False
     """Whether one session may run while a step of another is read.
@@ -146,14 +141,14 @@ class Slots:
     def take(self, ids: Sequence[int]) -> SequenceCache:
         """Choose a free cache for a session that begins with `ids`, and return it.
 
-        The session will keep what the cache shares with `ids`. First comes a cache that keeps more
-        than half of its ids, and 16 or more for each id of its prompt that it drops (the same
-        conversation); then an empty one; then one that keeps more than half; then the least
-        recently used. A few shared ids count for nothing, since all conversations begin alike.
+        The session keeps what the cache shares with `ids`. First comes a cache that keeps more than
+        half of its ids, and 16 or more for each id of its prompt that it drops (the same
+        conversation); then an empty one; one that keeps more than half; the least recently used.
         """
         with self.lock:
             self.check_open()
             kept = [free.keeps(common_prefix(free.ids, ids)) for free in self._free]
+            # A few shared ids are no gain: all conversations begin alike.
             gains = [n for n, free in enumerate(self._free) if 2 * kept[n] > free.length]
             # For the next turn of a conversation, or another answer to its prompt.
             same = [n for n in gains if _SLACK * (self._free[n].prompt - kept[n]) <= kept[n]]
@@ -163,10 +158,7 @@ class Slots:
             return self._free.pop(max(same or empty or gains, key=kept.__getitem__, default=0))
 
     def give_back(self, cache: SequenceCache | None) -> None:
-        """End a session and free its `cache`; None if the session never took one.
-
-        Without `keep_prefixes` the cache is cleared, too.
-        """
+        """End a session; free its `cache`, if it took one, and clear it without `keep_prefixes`."""
         with self.lock:
             self.sessions -= 1
             if cache is None or self.closed:
@@ -174,6 +166,7 @@ class Slots:
             self._free.append(cache)  # first: an engine that fails must not cost a slot
             if not self._keep:
                 cache.clear()
+            # A session may end before its prompt is computed.
             cache.prompt = min(cache.prompt, cache.length)
 
     def close(self) -> bool:
@@ -225,6 +218,7 @@ class KvSession(EdgeSession):
             if self.computed == len(ids) and not self._at_hand():
                 # `step` would do so, and the ids that this call reports must not run again.
                 self._forget(len(ids) - 1)
+            # Another answer to this prompt then computes its last id alone.
             self.checkpoint(len(ids) - 1)
         return self.computed
 
@@ -243,6 +237,7 @@ class KvSession(EdgeSession):
             self._check_open()
             if self._last and self._at_hand():
                 return self._last
+            # Its outputs are gone, as after a rollback: the last id runs again.
             self._forget(wanted - 1)
         while self.prefill():
             pass
@@ -350,6 +345,7 @@ class KvSession(EdgeSession):
                 position,
                 row.logits,
                 row.hidden,
+                # The engine overwrites these rows at its next decode, and frees them at its end.
                 is_fresh=lambda: cache.decodes == decode and not slots.closed,
                 buffer=self._buffer,
                 written=Written(self._ids[:position], cache.prompt, text) if text else None,

@@ -1,8 +1,4 @@
-"""Logprobs of the ids of a text under an edge model, each id given the ids before it.
-
-Logits of every position of a long prompt would fill the memory, so the ids run in small batches,
-and of each position little more than a number is kept.
-"""
+"""Logprobs of the ids of a text under an edge model, each id given the ids before it."""
 
 from collections.abc import Generator, Sequence
 
@@ -11,11 +7,13 @@ import msgspec
 from edgewise.edge.base import EdgeModel, Needs, Step
 from edgewise.events import Candidate
 
+# The logits of every position of a long prompt would fill the memory.
 ROOM = 32 << 20
 """Most bytes of logits that one batch returns."""
 
+# Larger batches are hardly faster.
 MOST = 64
-"""Most ids of a batch; larger batches are hardly faster."""
+"""Most ids of a batch."""
 
 
 class Scored(msgspec.Struct, frozen=True):

@@ -123,6 +123,7 @@ class SequenceCache(ABC):
         self._runs += 1
         try:
             rows = self._compute(ids, outputs, hidden=hidden)
+        # A Ctrl-C too: the engine may have run some of them.
         except BaseException:
             self._failed(ids)
             raise

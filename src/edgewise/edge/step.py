@@ -1,8 +1,4 @@
-"""`LogitsStep`: the `Step` of engines that return logits, with or without a hidden state.
-
-A vocabulary may have 150,000 logits, so that each pass over them takes noticeable time: the entropy
-and the likeliest ids are computed when they are first asked for, and kept.
-"""
+"""`LogitsStep`: the `Step` of engines that return logits, with or without a hidden state."""
 
 import math
 from collections.abc import Callable
@@ -28,17 +24,14 @@ _ENTROPY, _TOP, _LOGITS, _HIDDEN = (
 
 
 def top_ids(logits: Floats, k: int) -> Ids:
-    """Return the k likeliest ids (int32, k > 0), best first; of equal logits the lower id first.
-
-    A large vocabulary is cut into blocks. The k-th largest of the blocks' maxima is at most the
-    k-th largest logit, so only the few logits that are not below it are sorted. For 150,000 logits
-    this takes a third of the time of `np.partition`.
-    """
+    """Return the k likeliest ids (int32, k > 0), best first; of equal logits the lower id first."""
     n = len(logits)
     k = min(k, n)
     blocks = n // _BLOCK
     if blocks < 4 * k:
         return np.argsort(-logits, kind="stable")[:k].astype(np.int32)
+    # The k-th largest of the blocks' maxima is at most the k-th largest logit, so only the few that
+    # are not below it are sorted: a third of the time of `np.partition` for 150,000 logits.
     maxima = logits[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(axis=0)
     bound = np.partition(maxima, blocks - k)[blocks - k]
     candidates = np.flatnonzero(logits >= bound)
@@ -49,9 +42,8 @@ def top_ids(logits: Floats, k: int) -> Ids:
 class LogitsStep(Step):
     """A `Step` whose logits and hidden state are views into the engine's memory.
 
-    `is_fresh()` tells whether these views are still valid. Where sessions share an engine, the
-    decode of another session may come while this step is read; the engine calls `keep` before such
-    a decode.
+    `is_fresh()` tells whether these views are still valid. Where sessions share an engine, it calls
+    `keep` before another session's decode, which may come while this step is read.
     """
 
     def __init__(
@@ -67,9 +59,8 @@ class LogitsStep(Step):
     ) -> None:
         """Take the rows of one position: `logits` float32[size], `hidden` float32[d] or None.
 
-        `buffer` is scratch space, float32, shared by the steps of a session. With `shared`, the
-        properties `logits` and `hidden` return copies, since another session may decode at any
-        time.
+        `buffer` is float32 scratch space of a session. With `shared`, the properties `logits` and
+        `hidden` return copies.
         """
         self.position = position
         self.size = len(logits)
@@ -77,12 +68,14 @@ class LogitsStep(Step):
         self.is_fresh = is_fresh
         self._buffer = buffer
         self._owned = 0
+        # Both are computed when first asked for: a pass over 150,000 logits takes noticeable time.
         self._figures: tuple[float, float] | None = None
         self._top: tuple[Ids, Floats] | None = None
         self._logits = logits
         self._hidden = hidden
         self._written = written
         self._shared, self.kept = shared, False
+        # The engine's thread may call `keep` while the session's thread reads.
         self._reading = Lock()
 
     def own(self, needs: Needs, top: int = 0) -> None:
@@ -146,6 +139,7 @@ class LogitsStep(Step):
     def logits(self) -> Floats:
         with self._reading:
             self._check(_LOGITS)
+            # Another session may decode, and overwrite a view, while it is read.
             if self._shared:
                 self._keep_logits()
             return self._logits

@@ -92,12 +92,12 @@ _STALLED = 4.0
 class Threads:
     """Finds, by trying, the number of threads (at most `most`) that computes passes fastest.
 
-    A pass waits for its slowest thread: on two cores, two threads write 1.5 to 1.8 times as many
-    tokens as one, but beside a program that keeps a core busy only 0.5 to 0.7 times as many
-    (docs/edge-engines.md). Passes are compared with those of a similar number of ids.
+    Passes are compared with those of a similar number of ids.
     """
 
     def __init__(self, most: int) -> None:
+        # A pass waits for its slowest thread: on two cores, two threads write 1.5 to 1.8 times as
+        # many tokens as one, but 0.5 to 0.7 times as many beside a program that keeps a core busy.
         self.most = most
         self._sizes = defaultdict[int, _Trials](lambda: _Trials(most))
 
@@ -133,9 +133,11 @@ class _Trials:
             self._paces[threads].clear()
         self._paces[threads].append(pace)
         if self._left:
+            # Clearly slower: no more passes are spent on it.
             self._left = 0 if pace > 2 * usual else self._left - 1
             if self._left == 0:
                 self._judge()
+        # Another program took a core, and a pass waits for its slowest thread.
         elif pace > _STALLED * usual and threads > 1:
             self._try(threads - 1)
         else:

@@ -223,6 +223,7 @@ class HubTokenizer:
         if adds_bos is not None:
             ids = [i for i, text in self._texts.items() if text == self._named["bos"]]
             return ids[0] if adds_bos and ids else None
+        # The config does not say, so what the library puts before a text tells.
         with explained(self._where, "tokenizers"):
             first = self._library.encode("x").ids[:1]
             plain = self._library.encode("x", add_special_tokens=False).ids[:1]
@@ -231,10 +232,11 @@ class HubTokenizer:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of `text`; without `special`, special tokens in it are read as plain text.
 
-        Added tokens that are not special, such as `<think>`, become their ids in any text, as in
-        llama.cpp.
+        Added tokens that are not special become their ids in any text, as in llama.cpp (`<think>`).
         """
+        # Strings of Rust hold no lone surrogates.
         text = text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+        # The setting below is the whole tokenizer's, so one thread encodes at a time.
         with self._lock, explained(self._where, "tokenizers"):
             self._library.encode_special_tokens = not special
             ids: list[int] = self._library.encode(text, add_special_tokens=False).ids

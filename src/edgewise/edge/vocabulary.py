@@ -38,17 +38,17 @@ def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
 def fingerprint(tokenizer: Tokenizer) -> str:
     """Return a SHA-256 (hex) that is equal for equal vocabularies, apart from padding.
 
-    It covers the bytes of every used id, and the ids of some test strings (`PROBES`), since these
-    likely differ if merges or pre-tokenizer differ. Ids without bytes are padding and left out, as
-    models of one family pad to different sizes.
+    It covers the bytes of every id that has some, and the ids of some test strings (`PROBES`).
     """
     digest = hashlib.sha256()
     special = tokenizer.special
     for token in range(tokenizer.size):
         text = special.get(token)
         data = tokenizer.piece(token) if text is None else text.encode("utf-8", "surrogatepass")
+        # What has neither is padding: models of one family pad to different sizes.
         if text is not None or data:
             digest.update(b"%d\0%d\0%d\0%b" % (token, text is not None, len(data), data))
+    # Vocabularies of equal ids may still have other merges or another pre-tokenizer.
     digest.update(repr([tokenizer.encode(text) for text in PROBES]).encode())
     return digest.hexdigest()
 
@@ -71,12 +71,13 @@ def ids_of_text(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[
     """Return ids that continue the ids `before` with exactly the bytes of `text`, or None.
 
     It tokenizes `text` behind the text of the last 32 ids of `before`. If these ids change by that,
-    or the bytes differ, it tokenizes `text` alone, then behind a newline, where SentencePiece adds
-    no space. At last it takes one id for each byte, and returns None if some byte has no id.
+    or the bytes differ, it tokenizes `text` alone, then behind a newline. At last it takes one id
+    for each byte, and returns None if some byte has no id.
     """
     data = text.encode()
     tail = list(before[-_CONTEXT:])
     context = bytes_of(tokenizer, tail).decode("utf-8", "replace")
+    # Before a text alone SentencePiece adds a space, behind a newline it does not.
     for first, ids in ((context, tail), ("", []), ("\n", tokenizer.encode("\n"))):
         found = tokenizer.encode(first + text)
         if found[: len(ids)] == ids and bytes_of(tokenizer, found[len(ids) :]) == data:
@@ -103,11 +104,11 @@ def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) ->
     """Raise `ContextOverflow` for texts that together are clearly too long for `context` ids.
 
     Texts of up to `CHUNK` characters in all are not checked. Longer ones are too long if even ids
-    of the vocabulary's longest piece would fill the context, or if tokenizing the texts in chunks
-    gives twice `context` ids (twice, since the cuts between chunks can add some).
+    of the longest piece would fill the context, or if they give twice `context` ids, in chunks.
     """
     if (characters := sum(map(len, texts))) <= CHUNK:
         return
+    # So the longest texts are refused without the time of tokenizing them.
     least = -(-characters // longest_piece(tokenizer))
     if least >= context:
         raise overflow(f"at least {least}", context)

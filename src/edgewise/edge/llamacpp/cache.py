@@ -25,8 +25,7 @@ class LlamaContext:
 
     `decodes` counts decodes; the outputs of one are valid until the next. `recurrent`: some layers
     hold only the state after the last id, so rollbacks need checkpoints, copies of that state.
-    `room` is the most bytes of one sequence's checkpoints. `idle` are buffers of dropped
-    checkpoints, used for new ones: a copy into fresh memory takes many times as long.
+    `room` is the most bytes of one sequence's checkpoints, `idle` are buffers of dropped ones.
     """
 
     def __init__(
@@ -43,6 +42,7 @@ class LlamaContext:
         )
         self.memory = llama_cpp.llama_get_memory(handle)
         self.room = MEMORY // sequences
+        # For the next checkpoints: a copy into fresh memory takes many times as long.
         self.idle: list[Bytes] = []
         vocabulary = llama_cpp.llama_model_get_vocab(model)
         self._logits = _View(llama_cpp.llama_vocab_n_tokens(vocabulary))
@@ -85,6 +85,7 @@ class LlamaContext:
     def decode(self, *, hidden: bool) -> None:
         """Run the batch, with hidden states if `hidden`, for `row` to read. Raises `ModelError`."""
         llama_cpp.llama_set_embeddings(self.handle, hidden)
+        # Before it, as a pass that fails may have overwritten the views, too.
         self.decodes += 1
         count, ids = 0, self._batch.n_tokens
         if self._threads is not None:
@@ -121,13 +122,14 @@ def _pointer(buffer: Bytes) -> Any:
 
 
 class _View:
-    """The engine's floats as an array, which is made anew only if their address has changed."""
+    """The engine's floats as an array."""
 
     def __init__(self, size: int) -> None:
         self._size, self._address = size, 0
         self._array: Floats = np.empty(0, np.float32)
 
     def at(self, pointer: Any) -> Floats:
+        # They mostly stay where they are, and to wrap them anew costs time with every token.
         address = ctypes.addressof(pointer.contents)
         if address != self._address:
             self._array = np.ctypeslib.as_array(pointer, (self._size,))
@@ -246,10 +248,11 @@ def examine(context: LlamaContext) -> tuple[int, bool]:
     """Run a few ids through a recurrent model; return a checkpoint's size and `hidden`.
 
     The size is in bytes. `hidden` is whether the model returns correct logits together with hidden
-    states: for some hybrids (LFM2) llama.cpp then leaves the head out, and returns the logits of an
-    earlier decode. The context is empty before and after. Raises `ModelError`.
+    states. The context is empty before and after. Raises `ModelError`.
     """
     sequence, rows = LlamaSequence(context, 0), list[Floats]()
+    # For some hybrids (LFM2) llama.cpp leaves the head out where hidden states are asked for, and
+    # returns the logits of an earlier decode: here those of another id.
     for token, hidden in ((0, False), (1, False), (0, True)):
         sequence.clear()
         (row,) = sequence.run([token], "last", hidden=hidden)

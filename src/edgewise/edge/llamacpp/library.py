@@ -5,8 +5,7 @@ the processor or GPU; edgewise-llama, which `deploy/llama_wheel.py` builds for o
 several kinds; xllamacpp (not on Windows), which is prebuilt for common processors.
 
 The last two are used without their Python code, so the functions are declared here, as in
-`include/llama.h` of the releases in `VERSIONS`. With a struct that does not match, ctypes would
-overwrite memory without an error, so no other release is called.
+`include/llama.h` of the releases in `VERSIONS`.
 """
 
 import ctypes
@@ -112,6 +111,7 @@ def _load(name: str) -> Any:
     mend = (
         _REBUILD if name == FITTING else f"pip install --force-reinstall {name}=={VERSIONS[name]}"
     )
+    # With a struct that does not match, ctypes would overwrite memory without an error.
     if (found := _version(name)) != VERSIONS[name]:
         raise UsageError(
             f"llama.cpp comes with {name} {VERSIONS[name]}, and {found} is installed", hint=mend
@@ -308,10 +308,11 @@ def load_library(path: Path, *, backends: bool = False) -> SimpleNamespace:
 
 @llama_log_callback
 def _ignore_log(_level: int, _text: bytes, _data: object) -> None:
-    """Drop llama.cpp's log, which would print to stderr which backends it loads."""
+    """Drop llama.cpp's log."""
 
 
 def _load_backends(library: ctypes.CDLL, folder: Path) -> None:
+    # It would print to stderr which backends it loads.
     library.llama_log_set(_ignore_log, c_void_p(0))
     library.ggml_backend_load_all_from_path.argtypes = (c_char_p,)
     library.ggml_backend_load_all_from_path(os.fsencode(folder))

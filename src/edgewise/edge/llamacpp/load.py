@@ -1,10 +1,7 @@
 """Loads GGUF files with llama.cpp; for a file that cannot be loaded, `ModelError` says why.
 
-For some damaged or malicious files llama.cpp ends the whole process, which cannot be caught. So a
-new file, with all its parts, is first loaded by a child process, which also computes a token unless
-the file is large. If the child dies, or llama.cpp refuses the file there, it is not loaded here. A
-file that passed is remembered, and not tried again until it or llama.cpp changes. The bundled files
-are Edgewise's own and are not tried.
+A new file, with all its parts, is first loaded by a child process, which also computes a token
+unless the file is large. A file that passed is remembered until it or llama.cpp changes.
 """
 
 import ctypes
@@ -75,9 +72,8 @@ def load_weights(
 ) -> Any:
     """Load the model in the GGUF at `path`; return llama.cpp's handle, which the caller frees.
 
-    `gpu_layers` is how many layers go to a GPU; "auto": all if there is a GPU. `vocabulary_only`
-    loads the tokenizer without the weights. Raises `ModelError` for a file that cannot be loaded,
-    `UsageError` for GPU layers without a GPU build.
+    `gpu_layers` is how many layers go to a GPU ("auto": all, if there is one). `vocabulary_only`
+    loads no weights. Raises `ModelError` for a bad file, `UsageError` without the GPU build.
     """
     with path.open("rb") as file:
         begin = file.read(9)
@@ -86,6 +82,7 @@ def load_weights(
         if begin.endswith(b"{") and len(begin) == 9:  # after a length of eight bytes
             what, hint = "safetensors", "name the folder that it is in, or a GGUF of the model"
         raise ModelError(f"{str(path)!r} is not a GGUF file{what and f': {what}'}", hint=hint)
+    # For some damaged or malicious files llama.cpp ends the process, which cannot be caught.
     require_survived(path, vocabulary_only=vocabulary_only)
     layers = _offloaded_layers(gpu_layers)
     return open_weights(path, gpu_layers=layers, vocabulary_only=vocabulary_only)
@@ -151,13 +148,12 @@ def new_context(
 
 
 def _whole(free: Callable[[Any], None], make: Callable[..., Any], *arguments: object) -> Any:
-    """Call llama.cpp's `make`; a Ctrl-C meanwhile is raised afterwards, and the result freed.
-
-    Otherwise it would be raised in the log's callback, the only Python that runs then, and be lost.
-    """
+    """Call llama.cpp's `make`; a Ctrl-C meanwhile is raised afterwards, and the result freed."""
     before = signal.getsignal(signal.SIGINT)
+    # Python sets handlers in the main thread alone, and could not put one of C's back.
     if current_thread() is not main_thread() or before is None:
         return make(*arguments)
+    # A Ctrl-C would be raised in the log's callback, the only Python that runs, and be lost there.
     pressed: list[int] = []
     signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
     try:
@@ -201,9 +197,7 @@ def _no_decoder(path: Path) -> ModelError:
 def load_in_child(request: bytes) -> bytes:
     """Load a file; return empty bytes, or why llama.cpp refuses it. Runs in the child process.
 
-    `request` is b"1" (vocabulary only) or b"0", then the path. The reason is a `ModelError` as
-    JSON: [message, hint, setting]. Also converts every id to text and, with weights of at most 4
-    GiB, computes a token: a harmful file may end the process only then.
+    `request` is b"1" (vocabulary only) or b"0", then the path. The reason: a `ModelError` as JSON.
     """
     try:
         _try_out(Path(os.fsdecode(request[1:])), vocabulary_only=request[:1] == b"1")
@@ -216,6 +210,7 @@ def _try_out(path: Path, *, vocabulary_only: bool) -> None:
     model = open_weights(path, gpu_layers=0, repack=False, vocabulary_only=vocabulary_only)
     tokenizer = LlamaTokenizer(model)
     size = tokenizer.size
+    # A harmful file may end the process only when an id becomes text, or a token is computed.
     # All pieces at once: from Python one by one they take longer than the load.
     ids = (llama_cpp.llama_token * size)(*range(size))
     text = (ctypes.c_char * (_PIECE * size))()
@@ -254,6 +249,7 @@ def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
     With `vocabulary_only`, only the tokenizer is loaded. Raises `ModelError` if the child dies,
     takes too long, or says that llama.cpp refuses the file. If no child can start, logs a warning.
     """
+    # Edgewise's own files need no test.
     if path.resolve().parent == bundled("edge").resolve().parent:
         return
     # Links stay: in the hub's cache a split model's parts have their names there alone.
@@ -265,6 +261,7 @@ def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
         if record and record.is_file():
             return
     tried = _loads_in_child(path, vocabulary_only)
+    # A file that was replaced meanwhile may not be the one that was tried.
     if tried and record and _identity(path, vocabulary_only) == before:
         # Where the record cannot be written, the next start tries again.
         with suppress(OSError):

@@ -100,6 +100,7 @@ class LlamaModel(EngineModel):
     def _free(self) -> None:
         self._context.close()
         self.tokenizer.close()
+        # Last: both of them use its memory.
         llama_cpp.llama_model_free(self._model)
 
     def new_context(self, sequences: int) -> LlamaContext:

@@ -1,9 +1,4 @@
-"""`SharedSlots`: waiting sessions of llama.cpp share a pass, and one thread runs all passes.
-
-It is one thread per process, since OpenMP keeps a team of threads for every thread that calls it.
-With two teams there are more threads than cores. Some then sleep in the middle of a pass, and a
-step of a small model takes 1.5 times as long.
-"""
+"""`SharedSlots`: waiting sessions of llama.cpp share a pass; one thread a process runs passes."""
 
 import os
 import threading
@@ -17,12 +12,9 @@ from edgewise.edge.kv import KvSession, Run, Slots
 from edgewise.edge.llamacpp.cache import LlamaSequence
 from edgewise.edge.step import LogitsStep
 
+# They ask for their next steps within a hundredth of it, unless a client or the machine is slow.
 PATIENCE = 0.25
-"""Most time that a pass waits for the sessions of the previous pass to ask for their next steps.
-
-It is a fraction of the previous pass's duration. They ask within a hundredth of that, unless a
-client or the machine is slow.
-"""
+"""Longest wait of a pass for the sessions of the one before, as a fraction of its duration."""
 
 
 class _Queued:
@@ -81,9 +73,10 @@ class SharedSlots(Slots):
         """Remove the runs of the next pass from the queue `line`; return them by sequence number.
 
         A pass has all runs that wait for steps (as many as fit), or a single run over a prompt's
-        ids; if both wait, they take turns. They are not mixed: a prompt's ids need no logits, and
-        llama.cpp computes the logits of all ids in a pass that returns any hidden state.
+        ids; if both wait, they take turns.
         """
+        # Not mixed: a prompt's ids need no logits, and llama.cpp computes those of all ids in a
+        # pass that returns any hidden state.
         prompts, others = list[_Queued](), list[_Queued]()
         for one in self.line:
             step = one.run.outputs == "all" or len(one.run.ids) == 1
@@ -124,6 +117,7 @@ class SharedSlots(Slots):
         if not taken:
             return
         runs = [one.run for one in taken]
+        # Who runs again is done with its last steps; the views of others end with this pass.
         here = {run.session for run in runs}
         for session, steps in self._live.items():
             for step in () if session in here or session.closed else steps:
@@ -144,6 +138,7 @@ class SharedSlots(Slots):
             failure.__cause__ = None if failure is error else error
             taken[0].end([], failure)
             return
+        # Before they wake: a session that has asked already would be waited for in vain.
         _passes().expect(self, {run.session for run in runs if run.outputs == "last"})
         for one, made in zip(taken, rows, strict=True):
             steps = self._live[one.run.session] = one.run.session.steps_of(one.run, made)
@@ -224,6 +219,8 @@ class _Passes(threading.Thread):
                 self._changed.wait(until and until - now)
 
 
+# One for all models: OpenMP keeps a team of threads for every thread that calls it. With two teams
+# some threads sleep in the middle of a pass: a step of a small model takes 1.5 times as long.
 @cache
 def _passes() -> _Passes:
     thread = _Passes()

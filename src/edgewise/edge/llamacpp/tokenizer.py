@@ -40,7 +40,8 @@ class LlamaTokenizer:
 
     @contextmanager
     def _vocabulary(self) -> Generator[Any]:
-        """Yield the vocabulary, not freed meanwhile. Raises `UsageError` if it is freed already."""
+        """Yield the vocabulary. Raises `UsageError` if it is freed already."""
+        # Held while it is used, as another thread may close the model.
         with self._lock:
             if self._closed:
                 raise UsageError("The model is closed", hint="load it again")
@@ -65,8 +66,7 @@ class LlamaTokenizer:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of `text`; with `special`, special tokens written in it become their ids.
 
-        User-defined tokens, such as `<think>`, become their ids in any text: llama.cpp does not
-        treat them as special.
+        llama.cpp's user-defined tokens, such as `<think>`, become their ids in any text.
         """
         data = text.encode("utf-8", "surrogatepass")
         room = len(data) + 8

@@ -1,7 +1,6 @@
 """`Dialect`: a model that a server runs, asked in token ids, whatever the server's API.
 
-Where a server takes text instead of ids, the ids are sent as text, and the texts of the tokens that
-it returns are converted to ids.
+Where a server takes text, the ids are sent as text, and the texts of its tokens become ids.
 """
 
 import logging
@@ -113,13 +112,13 @@ class Dialect:
         """Stream the tokens that the model writes greedily after `ids`, at most `tokens` of them.
 
         `top` is the number of candidates (likeliest ids) for each. The stream ends early at a
-        token that comes without candidates, or whose text is no id's. Closing the generator
-        cancels the request. `seed` is a random number of the session, which changes no token: in
-        the list of slots of some servers it shows which slot is the session's (see `overrun`).
+        token that comes without candidates, or whose text is no id's. Closing the generator cancels
+        the request. `seed` is a random number of the session; it changes no token (see `overrun`).
         """
         if self.kind.chunk is not None:
             yield from self._in_chunks(ids, tokens, top, self.kind.chunk)
             return
+        # With one slot there is no other that the server could choose.
         if self.described.slots not in (None, 1):
             self.overrun(seed)
         asked = WantedStream(self.described, self.prompt(ids), tokens, top, seed)
@@ -131,6 +130,7 @@ class Dialect:
                 if event is None:
                     continue
                 told = len(written) - len(ids) + len(event.rows)
+                # The server has written more than it told of: it left some tokens out.
                 if event.so_far is not None and (event.so_far != told or not event.rows):
                     return
                 for token in self._tokens(event, written):
@@ -139,6 +139,7 @@ class Dialect:
                     written.append(token.token)
                     yield token
                     lines.token()
+                # Some servers only say that the answer ended, and leave the end token out.
                 if event.ended and written[-1:] not in [[end] for end in self.tokenizer.eos_ids]:
                     yield self.end
                 if event.over:
@@ -173,10 +174,10 @@ class Dialect:
     def overrun(self, seed: int) -> int | None:
         """Wait until the server frees the slot of the stream with this `seed`, at most `LINGER` s.
 
-        Returns how many tokens the stream had written, by the server's count; None if the server
-        lists no such slot. A server notices that a stream is closed only at its next token. Until
-        then, the session's next request would be given another slot, without the KV cache.
+        Returns how many tokens the stream had written, as the server counts; None if it lists none.
         """
+        # A server notices only at its next token that a stream is closed. Until then the session's
+        # next request would be given another slot, without the KV cache.
         written, end = None, time.monotonic() + LINGER
         while self.kind.busy is not None and time.monotonic() < end:
             slots = self.kind.slots(self.server.found(self.kind.busy))
@@ -252,12 +253,10 @@ class Dialect:
     def _text(self, ids: Sequence[int]) -> str:
         """Return a text that the server reads as `ids`, or as ids with the same control tokens.
 
-        By itself the server puts a BOS before a text (and a blank, with a SentencePiece
-        vocabulary), and turns the texts of control tokens into control tokens. Raises `EdgeError`
-        for ids that end inside a character, and if the server would read other control tokens than
-        `ids` have.
+        Raises `EdgeError` if there is no such text, or if `ids` end inside a character.
         """
         read = self.tokenizer.encode_prompt
+        # The server puts a BOS before a text by itself.
         special, start = self.tokenizer.special, read("")
         kept = ids[len(start) :] if list(ids[: len(start)]) == start else ids
         data = b"".join(
@@ -268,8 +267,10 @@ class Dialect:
         except UnicodeDecodeError as error:
             raise self._unreadable("ends inside a UTF-8 character") from error
         again = read(text)
+        # And a blank, with a SentencePiece vocabulary.
         if text.startswith(" ") and again != list(ids) == read(text[1:]):
             return text[1:]
+        # What looks like a control token becomes one there: the answer would be to another prompt.
         if self._parts(again[len(start) :]) != self._parts(kept):
             plain = bytes_of(self.tokenizer, ids).decode("utf-8", "replace")
             signs = (one for one in special.values() if one and one in plain)
@@ -277,10 +278,11 @@ class Dialect:
         return text
 
     def _parts(self, ids: Sequence[int]) -> list[bytes | int]:
-        """Return control tokens, and the text between them, stripped: servers drop blanks there."""
+        """Return control tokens, and the text between them, stripped."""
         parts: list[bytes | int] = []
         for control, group in groupby(ids, self.tokenizer.special.__contains__):
             run = list(group)
+            # Servers drop blanks beside control tokens.
             parts += run if control else [bytes_of(self.tokenizer, run).strip()]
         return [part for part in parts if part != b""]
 
@@ -337,9 +339,8 @@ def _warn(program: str, url: str, name: str, own: str) -> None:
 def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
     """Find out which of `SERVERS` runs at `server`; return the model there as a `Dialect`.
 
-    `model` is the model's name (None: the server has only one), `context` the wanted context in
-    ids. Raises `UsageError` if there is no such model or its context is smaller, `EdgeError` if the
-    server is none of `SERVERS`.
+    `model` is the model's name (None: the server's only one), `context` the wanted context in ids.
+    Raises `UsageError` if the server lacks one of them, `EdgeError` if it is none of `SERVERS`.
     """
     for kind in SERVERS:
         if (described := described_at(kind, server, model, context)) is not None:

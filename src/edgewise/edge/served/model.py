@@ -70,6 +70,7 @@ class ServedEdge(EdgeModel):
         self.context = dialect.context()
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> ServedSession:
+        # First, as it may raise: what is not made must not hold a slot.
         session = ServedSession(
             self, self._dialect, needs, top, release=self._free.release, check=self._require_same
         )

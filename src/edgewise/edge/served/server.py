@@ -17,8 +17,9 @@ from edgewise.servers.http import ERRORS, MAX_REPLY, client_options, why
 PATIENCE = 120.0
 """Most seconds until a whole reply, or the next token, has come; prefill time is included."""
 
+# At each check mlx-lm scans a disk.
 RECHECK = 5.0
-"""Least seconds between checks of a server that ends every connection: mlx-lm scans a disk then."""
+"""Least seconds between checks of a server that ends every connection."""
 
 # A server on this machine or in this house accepts at once, or is not there.
 _CONNECTING = 5.0
@@ -61,8 +62,7 @@ class Server:
     def found(self, request: Request) -> bytes | None:
         """Send a request, and return the reply's body; None if its status is not 200.
 
-        Raises `EdgeError` without a reply, and for a refused key, a redirect, or status 503, by
-        which a server says that it is still loading.
+        Raises `EdgeError` without a reply, for a refused key, a redirect, or status 503 (loading).
         """
         with self._sent(request) as response:
             self.connection = response.extensions["network_stream"]
@@ -121,6 +121,7 @@ class Server:
         method, content = "GET", None
         if body is not None:
             method, content = "POST", msgspec.json.encode(body)
+            # Before it leaves: the record holds all that was sent.
             if self._record is not None:
                 self._record(urlsplit(self.url).netloc, content)
         headers = {"Content-Type": "application/json"}
@@ -140,6 +141,7 @@ class Server:
 
         def give_up() -> None:
             self._http[request.method] = self._opened_client()
+            # Only this ends a request that waits in another thread.
             http.close()
 
         # Neither a line that trickles nor any number of 1xx replies is silence to the client.
@@ -155,7 +157,8 @@ class Server:
             late.cancel()
 
     def _require_own(self, response: httpx2.Response) -> None:
-        """Raise `EdgeError` for a refused key or a redirect: neither shows which program it is."""
+        """Raise `EdgeError` for a refused key or a redirect."""
+        # Neither shows which program it is, so the address is not tried as another kind of server.
         if response.status_code in (401, 403):
             raise EdgeError(
                 f"The edge server at {self.url} refused the key",
@@ -222,4 +225,5 @@ class Lines:
                 for line in filter(None, map(bytes.strip, lines)):
                     if not line.startswith(b":"):
                         yield line
+                # After each part: comments may come for ever, and no token.
                 self._server.require_soon(self._since)

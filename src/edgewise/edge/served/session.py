@@ -49,10 +49,8 @@ class TopStep(Step):
 
     @property
     def logits(self) -> Floats:
-        """Logprobs of the k likeliest ids, and -1e4 for all others: float32[size].
-
-        So an id outside the k is drawn only if a response format forbids all k.
-        """
+        """Logprobs of the k likeliest ids, and -1e4 for all others: float32[size]."""
+        # An id outside the k is then drawn only if a response format forbids all k.
         logits = np.full(self.size, -1e4, np.float32)
         logits[self._ids] = self._logprobs
         return logits
@@ -65,11 +63,11 @@ class TopStep(Step):
     def entropy(self) -> float:
         """Entropy in nats, estimated as the mean of its lower and its upper bound.
 
-        The k likeliest ids are known. The entropy is lowest if as few other ids as possible share
-        the rest of the probability, and highest if all share it evenly. The mean of both is off by
-        less than 0.1 nats on average and 0.5 at most (100 steps drawn from SmolLM2-135M,
-        `tests/smollm2/test_smollm2_served.py`).
+        It is off by less than 0.1 nats on average and 0.5 at most (100 steps drawn from
+        SmolLM2-135M, `tests/smollm2/test_smollm2_served.py`).
         """
+        # Lowest if as few other ids as possible share the rest of the probability, highest if all
+        # share it evenly.
         logprobs = self._logprobs.astype(np.float64)
         known = -float((np.exp(logprobs) * logprobs).sum())
         return known - self._rest * (self._other + float(logprobs[-1])) / 2
@@ -205,6 +203,7 @@ class ServedSession(EdgeSession):
     def _start(self, end: int) -> None:
         server = self._dialect.server
         due = time.monotonic() >= self._trusted_until
+        # A server that was started anew has closed its connection, and may run another model.
         if not self._served or (due and self._connection.get_extra_info("is_readable")):
             self._check_server()
             self._connection = server.connection
