@@ -247,6 +247,7 @@ class Engine(ABC):
 
 async def parallel(*work: Awaitable[Any]) -> list[Any]:
     """Run all `work` to its end; return the results in order, or raise the first of the errors."""
+    # By itself `gather` raises the first at once, and leaves the others running.
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

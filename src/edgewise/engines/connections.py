@@ -1,7 +1,4 @@
-"""Connections to cloud models: allowed addresses, the proxy to use, and reasons for failure.
-
-A proxy from the environment is used for https only, so that it sees nothing but encrypted bytes.
-"""
+"""Connections to cloud models: allowed addresses, the proxy to use, and reasons for failure."""
 
 import asyncio
 import selectors
@@ -75,14 +72,14 @@ def proxy_of(url: str) -> tuple[str, str | None]:
     """Return the environment variable that names a proxy for `url`, and the proxy's address.
 
     The variable is "" if there is none, if `url` is on this machine, or for a host in NO_PROXY. The
-    address is None then, and for every `http` URL: a proxy could read everything, so none is used.
-    Raises `UsageError` for `https` with an unusable proxy: it must not be bypassed unasked.
+    address is None then, and for `http`. Raises `UsageError` for `https` with an unusable proxy.
     """
     parts, known = urlsplit(url), getproxies_environment()
     host, kind = parts.hostname or "", parts.scheme if parts.scheme in known else "all"
     if kind not in known or _is_here(host) or proxy_bypass(parts.netloc):
         return "", None
     name, address = f"{kind.upper()}_PROXY", known[kind]
+    # Of https a proxy sees nothing but encrypted bytes; of http it could read everything.
     if parts.scheme != "https":
         return name, None
     address = address if "://" in address else f"http://{address}"
@@ -91,6 +88,7 @@ def proxy_of(url: str) -> tuple[str, str | None]:
         usable = proxy.scheme in ("http", "https") and proxy.hostname and proxy.port != 0
     except ValueError:
         usable = False
+    # Refused, since a proxy must not be bypassed unasked.
     if not usable or not address.isprintable() or " " in address:
         raise UsageError(
             f"{name} names a proxy for {url!r} that is none at an http:// address, such as a "
@@ -110,8 +108,7 @@ def _is_here(host: str) -> bool:
 def connections(url: str) -> httpcore2.AsyncConnectionPool:
     """Return a connection pool to a cloud, through the environment's proxy if there is one for it.
 
-    This is the layer below httpx: a request takes a third of the time, and no cookie or redirect is
-    kept or followed.
+    It keeps no cookie and follows no redirect.
     """
     tls, proxy, address = tls_of(url), None, proxy_of(url)[1]
     if address is not None:
@@ -119,6 +116,7 @@ def connections(url: str) -> httpcore2.AsyncConnectionPool:
         secure = tls if named.url.scheme == "https" else None
         place = str(named.url.copy_with(raw_path=b"/"))
         proxy = httpcore2.Proxy(place, named.raw_auth, ssl_context=secure)
+    # The layer below httpx: a request takes a third of the time.
     return httpcore2.AsyncConnectionPool(
         ssl_context=tls,
         proxy=proxy,
@@ -143,17 +141,14 @@ class _Network(httpcore2.AsyncNetworkBackend):
 
 
 class _Stream(httpcore2.AsyncNetworkStream):
-    """A connection that sends a request in one piece, when its reply is first read.
-
-    So a request cannot be cancelled between being counted and being sent. `read` returns the last
-    byte that came separately: if a reply ends before it, the server sent more than was asked for.
-    """
+    """A connection that sends a request in one piece, when its reply is first read."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._unsent = self._last = b""
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        # So a request cannot be cancelled between being counted and being sent.
         self._unsent += buffer
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
@@ -166,6 +161,8 @@ class _Stream(httpcore2.AsyncNetworkStream):
         if not (data := self._last):
             with _failing(httpcore2.ReadError):
                 data = await self._reader.read(max_bytes)
+        # The last byte is returned apart: if a reply ends before it, the server has sent more than
+        # was asked for.
         self._last = data[-1:] if len(data) > 1 else b""
         return data[:-1] or data
 

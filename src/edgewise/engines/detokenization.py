@@ -1,9 +1,4 @@
-"""Compares all ids of a vocabulary with those of an engine that detokenizes.
-
-One `/detokenize` request covers many ids, in a shuffled order, so an engine with other ids returns
-another text. Ids without plain text have a letter's id beside them, which separates their text from
-other text. Control tokens are compared first, as the generations of a model family differ in them.
-"""
+"""Compares all ids of a vocabulary with those of an engine that detokenizes, many in a request."""
 
 import asyncio
 import random
@@ -55,8 +50,10 @@ class Detokenization:
         self._letter = next((t for t in letters if len(self._pieces[t]) > 1), [*letters, 0][0])
         self.ends = frozenset(self.text(token) for token in tokenizer.eos_ids)
         self.nothing = frozenset(t for t in range(self.size) if not self.text(t))
+        # Compared first: the generations of a model family differ in them.
         self.control = [*self._special, *sorted(self.nothing - self._special.keys())]
         self.words = [token for token in self._pieces if token not in self.nothing]
+        # So that what differs in ids side by side does not cancel out in their joint text.
         random.Random(0).shuffle(self.words)
 
     def text(self, token: int) -> str:
@@ -68,8 +65,9 @@ class Detokenization:
         """Return ids to detokenize, and the text that they should give.
 
         The ids are those of `tokens`, with a letter's id at the beginning and beside each token
-        that has no plain text. The letter keeps the token's text apart from its neighbours'.
+        that has no plain text.
         """
+        # A letter keeps such a token's text apart from its neighbours'.
         letter = self._letter
         ids = [letter]
         for token in tokens:
@@ -172,7 +170,7 @@ def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:
 
     The result is an excerpt of `said` and one of `own`. Some differences do not count: the number
     of U+FFFD that stand for an incomplete character; blanks that some engines drop before
-    punctuation; with `control` all blanks, since some engines add them around control tokens.
+    punctuation; with `control` all blanks.
     """
     one, other = _shown(said, control=control), _shown(own, control=control)
     if one in (other, _tidied(other)):
@@ -191,6 +189,7 @@ def detokenization_of(tokenizer: Tokenizer) -> Detokenization:
 
 def _shown(text: str, *, control: bool) -> str:
     text = _BROKEN.sub("\ufffd", text)
+    # Some engines add blanks around control tokens.
     return _PADDING.sub("", text).replace(" ", "") if control else text
 
 

@@ -120,14 +120,12 @@ class Endpoint:
         return reading(self.url)
 
     async def _twice(self, sending: "_Sending") -> bytes:
-        """Send a request, and once more if a kept connection turns out to be closed.
-
-        A new connection is never retried: the request may have been read, computed and billed.
-        """
+        """Send a request, and once more if a kept connection turns out to be closed."""
         try:
             try:
                 return await self._once(sending)
             except Exception as error:
+                # Over a new connection the request may have been read, computed and billed.
                 if not sending.kept or sending.answered or not hung_up(error):
                     raise
                 return await self._once(sending)

@@ -1,8 +1,4 @@
-"""The engine of a llama-server, with its slots shared by several tenants.
-
-A slot reuses the prompt that it holds, whoever sent it, and response times reveal how much was
-reused. So a request may only reuse what its own tenant (a key of the gateway) has put there.
-"""
+"""The engine of a llama-server, with its slots shared by several tenants (a gateway's keys)."""
 
 import asyncio
 import secrets
@@ -79,7 +75,8 @@ class SlotTable:
         async with self._free:
             slot = self._chosen(session, tenant)
             others = self._others_pending(slot, tenant)
-            # Other tenants with pending requests are among them.
+            # A slot reuses the prompt that it holds, whoever sent it, and response times reveal how
+            # much of it. Other tenants with pending requests are among `holds`.
             reuse = slot.holds <= {tenant}
             slot.session, slot.busy = session, True
             slot.holds = slot.holds | {tenant}
@@ -140,15 +137,16 @@ class LlamaServerEngine(HttpEngine):
     ) -> Completion:
         """Verify as `Engine.verify` does; the server makes a decode step for each of the ids.
 
-        The server declines ids with an end token before the last, or with one that ends inside a
-        character; old versions decline several ids at once; no version reports on tokens that its
-        own draft model wrote. In these cases the ids are verified one at a time.
+        If the server cannot do so in one request, the ids are verified one at a time.
         """
         if count == 1:
             return await self._verify_one(ids, client)
         try:
             return await super().verify(ids, count, sampling, client)
+        # It declines ids with an end token before the last, or with one that ends inside a
+        # character; old versions decline several; none reports on tokens of its own draft model.
         except (CloudProtocolError, CloudRejected, CloudUnavailable) as error:
+            # A server that is away declined nothing.
             if isinstance(error, CloudUnavailable) and not error.declined:
                 raise
         ends = range(len(ids) - count + 1, len(ids) + 1)
@@ -217,11 +215,13 @@ class LlamaServerEngine(HttpEngine):
 
     async def _slot_use(self) -> tuple[SlotTable | None, bool]:
         """Return the slot table, if any, and whether slots keep prompts apart; probe if unknown."""
+        # Consults that come meanwhile wait, and find what the first has found.
         async with self._probing:
             if self.renewed:
                 # With the same model it may have other flags.
                 self._forget_slot_use()
             while self._apart is None:
+                # Whatever was found of a server that was started anew meanwhile says nothing.
                 starts, apart = self._starts, await self._probe_slots()
                 if starts == self._starts:
                     self._apart = apart
@@ -240,6 +240,8 @@ class LlamaServerEngine(HttpEngine):
         # A server that was started anew holds less than the table says, never more.
         if self._slots is None or len(self._slots) != total:
             self._slots = SlotTable(total)
+        # Nothing may be reused where that is forbidden, nor of a prompt that the slot held before:
+        # `--cache-ram` brings one back.
         first, second = self._made_up(), self._made_up()
         asked = [(first, False), (first, False), (second, False), (first, True)]
         probes = [await self._reuses(ids, total - 1, cache=cache) for ids, cache in asked]
@@ -254,5 +256,6 @@ class LlamaServerEngine(HttpEngine):
         return taken != slot or cached is None or cached >= _NOTED
 
     def _made_up(self) -> list[int]:
+        # Drawn anew each time: what was sent before may be held already.
         ids = sorted({token for known in self.vocabulary or ((1, 2, 3),) for token in known})
         return [secrets.choice(ids) for _ in range(_MADE_UP)]

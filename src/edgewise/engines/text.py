@@ -191,6 +191,7 @@ class TextEngine(Endpoint):
                 else:
                     # Gemini does not say that it cannot be kept from reasoning.
                     suspected |= {chosen[0][0]}
+                # No provider bills a request that it declined.
                 if client.sent is not None:
                     client.sent.retract()
             else:
@@ -276,6 +277,7 @@ class TextEngine(Endpoint):
             # A base model has no template: its prompt is the text alone.
             return "\n\n".join(message.content for message in messages)
         try:
+            # A template is rendered in a child process, for which the event loop must not wait.
             text = await asyncio.to_thread(render, tokenizer, messages)
         except UsageError as error:
             said = f"The cloud model cannot read the prompt: {error}"
@@ -321,5 +323,6 @@ def _names(said: str, field: str) -> bool:
 
 
 def _key(number: int, form: Fields) -> str:
-    """Return a key for a form: its purpose's number and field names, since values (seeds) vary."""
+    """Return a key for a form: its purpose's number and field names."""
+    # Not the values, as a seed is another in each request.
     return f"{number} {' '.join(form)}"

@@ -1,8 +1,4 @@
-"""Checks that the engine at an address still has the vocabulary that was once accepted.
-
-An engine may be restarted with another model at the same address. Its connections end then, so the
-check is repeated, beside the consult (a request to the cloud model), after each reconnection.
-"""
+"""Checks that the engine at an address still has the vocabulary that was once accepted."""
 
 import asyncio
 import math
@@ -34,6 +30,7 @@ class VocabularyCheck:
         if the engine is not to be used.
         """
         self._engine, self._accept = engine, accept
+        # An engine may be restarted with another model; its connections end then.
         engine.connected = self._reconnected
         self.passed = False
         self._started = -math.inf
@@ -52,14 +49,14 @@ class VocabularyCheck:
     ) -> Completion:
         """Return up to `n` tokens after `ids` or, with `verify`, verdicts on the last `verify` ids.
 
-        After a reconnection the engine is checked beside the consult, so that nobody waits longer
-        for a token; if the check fails, the completion is dropped. Unless `passed`, no ids are sent
-        before a check succeeds. Raises a `CloudError`; `OtherVocabulary` if the ids do not mean the
-        same any more.
+        After a reconnection the engine is checked beside the consult (a request to the model); if
+        the check fails, the completion is dropped. Unless `passed`, no ids are sent before a check
+        succeeds. Raises a `CloudError`; `OtherVocabulary` if the ids do not mean the same any more.
         """
         try:
             if not self.passed:
                 await self._accepted(self._recent() or self._start())
+            # Beside the consult, so that nobody waits longer for a token.
             self._start_if_due()
             before = self._last if self._last is not None and self._last.done() else None
             completion = await self._engine.consult(ids, n, sampling, client, verify)
@@ -123,6 +120,7 @@ async def _finished(check: asyncio.Task[None]) -> None:
     try:
         await asyncio.shield(check)
     except asyncio.CancelledError:
+        # Either this caller was cancelled, or the check alone was, by `close`.
         waiting = asyncio.current_task()
         if waiting is not None and waiting.cancelling():
             raise

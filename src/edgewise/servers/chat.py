@@ -60,7 +60,8 @@ class ChatServer(OpenAiReplies):
 
 
 def temperature_of(drawn: Mapping[str, Any]) -> Fields:
-    """Return `temperature` and, if below 1, `top_p` of `drawn`: some models take one at most."""
+    """Return `temperature` and, if below 1, `top_p` of `drawn`."""
+    # Some models take one of the two at most.
     filters = {} if drawn["top_p"] == 1 else {"top_p": drawn["top_p"]}
     return {"temperature": drawn["temperature"], **filters}
 

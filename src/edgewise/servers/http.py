@@ -16,7 +16,7 @@ import httpcore2
 import httpx2
 
 MAX_REPLY = 4 << 20
-"""Most bytes of a reply. Compression is not accepted, since it would hide the size."""
+"""Most bytes of a reply."""
 
 _BROKEN = (httpx2.NetworkError, httpcore2.NetworkError)
 _CONNECTING = (httpx2.ConnectError, httpcore2.ConnectError)
@@ -28,8 +28,9 @@ ERRORS = (
 )
 """All exceptions of a client whose connection cannot be made or kept."""
 
+# A little less than llama-server's 5 s.
 IDLE_SECONDS = 4.0
-"""How long an idle connection is kept: a little less than llama-server's 5 s."""
+"""How long an idle connection is kept."""
 
 UNTRUSTED, NO_TLS = "its certificate is not trusted", "the TLS handshake failed"
 
@@ -47,14 +48,14 @@ _WHY: tuple[tuple[type[BaseException], str], ...] = (
 def tls_of(url: str) -> ssl.SSLContext:
     """Return what a connection to `url` verifies certificates with; for http it trusts nobody.
 
-    Read once a process: the machine's hundred authorities take some 45 ms. `SSL_CERT_FILE` and
-    `SSL_CERT_DIR` name others.
+    `SSL_CERT_FILE` and `SSL_CERT_DIR` name other authorities than the machine's.
     """
     if urlsplit(url).scheme != "https":
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return _trusting(*map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")))
 
 
+# Once a process: the machine's hundred authorities take some 45 ms to read.
 @cache
 def _trusting(file: str | None, folder: str | None) -> ssl.SSLContext:
     """Return Python's default context, which reads the variables that these are the values of."""
@@ -66,15 +67,17 @@ def client_options(
 ) -> dict[str, Any]:
     """Return the arguments of an httpx client of `url` that sends `key`, if any, as bearer token.
 
-    Without a `timeout` it waits without limit. Cookies are refused: they would tell a server which
-    answers belong together. Proxies of the environment are not used, nor is ~/.netrc, which would
-    send the host a password.
+    Without a `timeout` it waits without limit. Cookies are refused; proxies of the environment and
+    ~/.netrc are not used.
     """
     bearer = {"Authorization": f"Bearer {key}"} if key else {}
     return {
         "base_url": url,
+        # Compression would hide the size of a reply.
         "headers": {"Accept-Encoding": "identity", **bearer},
+        # They would tell a server which answers belong together.
         "cookies": CookieJar(DefaultCookiePolicy(allowed_domains=[])),
+        # A proxy would read what is to stay near, and ~/.netrc send the host a password.
         "trust_env": False,
         "follow_redirects": False,
         "verify": tls_of(url),

@@ -140,12 +140,10 @@ class LlamaCppServer(IdServer, EdgeServer):
         )
 
     def score(self, asked: Wanted) -> Request:
-        """Return a request that makes the server write the last `asked.n` ids, a decode step each.
-
-        The server reports no logprobs of a prompt, but those of tokens it writes, before sampling.
-        So a grammar forces it to write these ids. An end token cannot be part of a grammar, but the
-        server can write it where the grammar ends; a logit bias makes it do so.
-        """
+        """Return a request that makes the server write the last `asked.n` ids, one decode each."""
+        # It reports no logprobs of a prompt, but those of the tokens it writes, before sampling. So
+        # a grammar forces it to write these. An end token is no part of a grammar, but may be
+        # written where one ends: a bias makes the server do so.
         before, (*first, last) = asked.ids[: -asked.n], asked.ids[-asked.n :]
         fields: dict[str, Any] = {**GREEDY, "logit_bias": [[last, _CERTAIN]]}
         if first:
@@ -165,11 +163,8 @@ class LlamaCppServer(IdServer, EdgeServer):
         return reply.tokens == [token] and not reply.completion_probabilities
 
     def score_inside(self, asked: Wanted) -> Request:
-        """Return the request to score the last of `asked.ids` if its reply to `score` `is_inside`.
-
-        A grammar forces the server to write ASCII instead; the id is looked for among the
-        candidates there.
-        """
+        """Return the request to score the last of `asked.ids` if the first reply `is_inside`."""
+        # Made to write ASCII instead, the server reports candidates, and the id may be one of them.
         plain = {**GREEDY, "grammar": "root ::= [ -~]+"}
         request = self.complete(asked._replace(ids=asked.ids[:-1], n=1, drawn=plain))
         return request.having(n_probs=self.top)
@@ -294,12 +289,10 @@ class LlamaCppText(TextServer):
 
 
 def ordered(drawn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the sampling fields `drawn`; unless greedy, with llama-server's field `samplers`.
-
-    It lists the samplers in the order in which Edgewise applies them, the temperature first.
-    """
+    """Return the sampling fields `drawn`; unless greedy, with llama-server's field `samplers`."""
     if "top_p" not in drawn:
         return drawn
+    # In the order in which Edgewise applies them, the temperature first.
     return {**drawn, "samplers": ["temperature", "top_k", "top_p", "min_p"]}
 
 

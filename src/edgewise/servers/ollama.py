@@ -28,6 +28,7 @@ from edgewise.servers.base import (
 )
 from edgewise.servers.replies import AssistantMessage, text_of, was_ended
 
+# With a penalty, the token that is written would be another than the likeliest.
 _NO_PENALTIES: dict[str, Any] = {
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), 0.0),
     "repeat_penalty": 1.0,
@@ -158,7 +159,7 @@ class OllamaServer(EdgeServer):
 
 
 class OllamaText(TextServer):
-    """Ollama as the server of a cloud model; a prompt that is too long is declined, not cut."""
+    """Ollama as the server of a cloud model; a prompt that is too long is declined."""
 
     name = "Ollama"
 
@@ -166,6 +167,7 @@ class OllamaText(TextServer):
         begun = [{"role": "assistant", "content": asked.text}] if asked.text else []
         body = {"model": asked.model, "messages": [*asked.turns, *begun]}
         options = {"num_predict": asked.n, "repeat_penalty": 1.0, **asked.drawn}
+        # By itself it would cut a prompt that is too long.
         plain = {"stream": False, "think": False, "truncate": False}
         return Request("/api/chat", {**body, **plain, "options": options})
 

@@ -50,9 +50,10 @@ class Meter(msgspec.Struct):
 
     @property
     def written(self) -> int | None:
-        """Output tokens billed; Gemini counts those of its reasoning in the total alone."""
+        """Output tokens billed."""
         if self.completion_tokens is None or self.prompt_tokens is None:
             return self.completion_tokens
+        # Gemini counts those of its reasoning in the total alone.
         return max(self.completion_tokens, (self.total_tokens or 0) - self.prompt_tokens)
 
     @property
