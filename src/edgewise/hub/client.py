@@ -1,8 +1,6 @@
 """`Repository`: downloads from the model hub, by huggingface_hub, with errors of one sentence.
 
-The library names files after what the hub replies, so each reply is checked before the library acts
-on it. The library's cache (HF_HOME) is shared with every other program that downloads from the hub;
-the command `hf cache` manages it.
+The library's cache (HF_HOME) is shared with other programs; the command `hf cache` manages it.
 """
 
 import errno
@@ -191,8 +189,7 @@ _largest: ContextVar[int | None] = ContextVar("largest_reply", default=None)
 def _bounded(size: int) -> Generator[None]:
     """Check each reply in this context before the library acts on it, redirects and retries too.
 
-    Raises `AddressError` for a reply of more than `size` bytes, and for one that would make the
-    library write outside of its cache.
+    Raises `AddressError` for one of more than `size` bytes, or that would lead out of the cache.
     """
     _install()
     token = _largest.set(size)

@@ -1,7 +1,6 @@
 """Finds models that other programs keep on this disk: Ollama, LM Studio, llama.cpp, the hub.
 
-Nothing is written there, and no program is asked: only files are read. Names that come from
-elsewhere (a manifest's digest) are checked before they become a path.
+Nothing is written there, and no program is asked: only files are read.
 """
 
 import hashlib
@@ -81,6 +80,7 @@ def vocabulary_of(path: Path) -> str | None:
             tokens = _tokens(file)
     except (OSError, ValueError, KeyError, struct.error):
         return None
+    # Models of one family are padded to different sizes.
     while tokens and _PADDING.fullmatch(tokens[-1]):
         del tokens[-1]
     return hashlib.sha256(b"\0".join(tokens)).hexdigest() if tokens else None
@@ -217,6 +217,7 @@ def _weights(root: Path, manifest: Path) -> tuple[Path, str] | None:
     except (KeyError, TypeError):
         return None
     more = "an adapter" if adapted else f"{len(digests)} files" if len(digests) > 1 else ""
+    # A manifest comes from elsewhere, and its digest becomes a path.
     digest = _DIGEST.fullmatch(next(iter(digests), ""))
     blob = root / "blobs" / f"sha256-{digest[1]}" if digest else None
     return (blob, more) if blob is not None and _size(blob) else None
@@ -272,6 +273,7 @@ def _models(folder: Path) -> list[tuple[Path, int]]:
 
 def _below(folder: Path) -> Iterator[Path]:
     """Yield the GGUF files below a folder, following links; each folder is visited once."""
+    # Links may lead in a circle.
     seen = set[tuple[int, int]]()
     for at, folders, names in os.walk(folder, followlinks=True):
         here = os.stat(at)
@@ -293,7 +295,7 @@ def _described(path: Path) -> dict[str, Any]:
 
 
 def _small(path: Path) -> bytes:
-    """Return a short regular file's bytes; empty for other files, such as a pipe."""
+    """Return a short regular file's bytes; empty for other files."""
     with suppress(OSError):
         if 0 < _size(path) <= _LARGEST_DESCRIPTION:
             return path.read_bytes()
@@ -314,4 +316,5 @@ def _size(path: Path) -> int:
         found = path.stat()
     except (OSError, ValueError):
         return 0
+    # Whoever reads a pipe waits for its writer.
     return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -72,10 +72,10 @@ def known_file(name: str) -> Path:
 def like(known: KnownModel, models: Sequence[DiskModel]) -> Iterator[tuple[Path, bool]]:
     """Yield files on this disk that have the size of `known`, and so may be that model.
 
-    First come, with True, files of Ollama and the hub's cache that are named after the model's
-    SHA-256, which these programs have checked. Then come, with False, the file in the Python
-    package that contains the model, if there is one, and files of `models` (from `disk_models`).
+    First come, with True, files of Ollama and the hub's cache that are named after its SHA-256;
+    then, with False, that of its Python package, if any, and those of `models` (`disk_models`).
     """
+    # Programs that name a file after its hash have checked it.
     for path in blobs_named(known.sha256):
         if path.stat().st_size == known.size:
             yield path, True

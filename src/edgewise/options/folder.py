@@ -28,6 +28,7 @@ DESCRIPTIONS = (".json", ".jinja", ".txt")
 MAX_HEADER = 100_000_000
 """Most bytes of the header of a safetensors file, the limit of its format."""
 
+# A model's layers are made from its config before its weights are compared with them.
 MAX_PARTS = 4096
 """Most layers, or experts of a layer, that a config.json may name."""
 
@@ -171,8 +172,7 @@ class FolderModel(EngineModel):
     ) -> None:
         """Test the model, of `size` logits, and open its slots. `new` makes a session's cache.
 
-        `small`, if given, makes the caches for the test. `turn` is how many ids of a prompt run at
-        once.
+        `small`, if given, makes the caches for the test. `turn` ids of a prompt run at once.
         """
         self.tokenizer = HubTokenizer(self.path, size=size)
         self._try_out(small or new, size, may_stay=small is not None)
@@ -184,8 +184,7 @@ class FolderModel(EngineModel):
         """Run a few ids below `size` through new caches, and set `hidden_size` and `abilities`.
 
         They run all at once, one by one, and again after a rollback. Raises `ModelError` if the
-        three give different logits. With `may_stay` the last may differ: `abilities.rewinds` is
-        "no" then.
+        logits differ; after the rollback they may with `may_stay` (`abilities.rewinds` "no").
         """
         ids = [7 * index % size for index in range(1, PROBED + 1)]
         try:

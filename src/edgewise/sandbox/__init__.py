@@ -1,8 +1,6 @@
 """Child processes for work on untrusted files: bounded in time and memory, and free to crash.
 
-Chat templates are rendered in such a process, and a model file is first loaded in one. The
-operating system limits its memory; the parent kills it when a call takes too long. `worker.py` is
-the program that runs in it.
+Chat templates are rendered and model files first loaded in one. `worker.py` is its program.
 """
 
 import os
@@ -34,8 +32,7 @@ class ChildEnded(Exception):
     """A child process ended before it replied, or its reply was too long.
 
     `why` is "start" if it did not get ready, "time" if it was killed because it took too long,
-    "process" otherwise. `status` is the exit status, `words` the lines of stderr, empty unless
-    `Child` kept them.
+    "process" otherwise. `status` is the exit status, `words` are the lines of stderr, if kept.
     """
 
     def __init__(self, why: Why, status: int | None = None, words: Sequence[str] = ()) -> None:
@@ -122,6 +119,7 @@ class Child:
 
     def abandon(self) -> None:
         """Close a fork's own ends of the pipes; its parent goes on using the child process."""
+        # It is no child of the fork, which could not wait for it.
         self._process.returncode = 0
         self._close()
 
@@ -135,6 +133,7 @@ class Child:
     @contextmanager
     def _within(self, seconds: float) -> Generator[None]:
         """Kill the process if the block takes too long. Raises `ChildEnded` for a broken pipe."""
+        # A read from a pipe has no timeout of its own.
         watch = threading.Timer(seconds, self.kill)
         watch.daemon = True
         end = time.monotonic() + seconds

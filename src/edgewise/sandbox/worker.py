@@ -31,6 +31,7 @@ def _limit(memory: int) -> None:
         return
     limits = {resource.RLIMIT_DATA: memory, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 1 << 20}
     for kind, most in limits.items():
+        # Not every system takes each of them, and a lower one cannot be raised.
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(kind, (most, most))
 

@@ -1,9 +1,8 @@
 """`MlxModel`: an edge model that mlx-lm runs.
 
 A model is a folder with `config.json` and safetensors, in MLX's quantised form or unquantised. A
-config's `model_file` (code) is never run, and no network request is made. If the config describes
-far more weights than the files hold, the model is refused before it takes memory. One pass gives
-the logits of every id and the hidden state that the model's head reads.
+config's `model_file` (code) is never run, and no network request is made. One pass gives the logits
+of every id and the hidden state that the model's head reads.
 """
 
 import platform
@@ -78,6 +77,7 @@ def load_folder(mx: Any, folder: Path, device: Any) -> Any:
         # Strict: each weight that is described is in the files, in its shape, and no other.
         model, _ = library.load_model(
             folder,
+            # Its size is compared with its files before it takes memory.
             lazy=True,
             strict=True,
             get_model_classes=partial(_classes, library),
@@ -163,6 +163,7 @@ def _check_packed(model: Any, weights: dict[str, Any]) -> None:
         width, groups = module["weight"].shape[-1], scales.shape[-1] if scales.ndim else 0
         group, left = divmod(width, groups) if groups else (0, 0)
         bits, more = divmod(32 * packed.shape[-1], width) if packed.ndim and width else (0, 0)
+        # MLX would divide by the size of a group, which may be 0.
         if left or more or group not in _GROUPS or bits not in _BITS:
             raise ValueError(f"{path} is not packed as its width of {width} is")
 
@@ -192,9 +193,8 @@ def _check_size(folder: Path, model: Any, arrays: list[Any], held: int) -> None:
 class MlxCache(SequenceCache):
     """The KV cache of one sequence.
 
-    Attention's keys and values are trimmed in place. The result is checked, since mlx-lm raises
-    nothing if it refuses to trim. The states of recurrent layers, and of sliding windows that have
-    dropped ids, cannot be trimmed: `SequenceCache` keeps copies of them, called checkpoints.
+    Attention's keys and values are trimmed in place. The states of recurrent layers, and of sliding
+    windows that have dropped ids, cannot be: `SequenceCache` keeps copies of them (checkpoints).
     """
 
     def __init__(self, model: "MlxModel", *, room: int) -> None:
@@ -239,6 +239,7 @@ class MlxCache(SequenceCache):
     def _back(self, count: int, state: list[Any] | None) -> bool:
         with self._model.mx.stream(self._model.device):
             trimmed = self._cut if state is not None else [*self._cut, *self._copied]
+            # Checked, as mlx-lm raises nothing if it refuses to trim.
             done = [part.trim(count) == count for part in trimmed]
         if state is not None:
             for part, held in zip(self._copied, self._states(state), strict=True):
@@ -246,7 +247,8 @@ class MlxCache(SequenceCache):
         return all(done)
 
     def _states(self, states: list[Any]) -> list[Any]:
-        """Return a separate copy of states, since some are written in place."""
+        """Return a separate copy of states."""
+        # Some are written in place.
         with self._model.mx.stream(self._model.device):
             copied = deepcopy(states)
             self._model.mx.eval(copied)

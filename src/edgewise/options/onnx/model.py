@@ -1,9 +1,8 @@
 """`OnnxModel`: an edge model that onnxruntime-genai runs.
 
-A model is a folder with `genai_config.json`, as onnxruntime-genai's model builder writes it. This
-file may name libraries to load, and files anywhere on the disk. If it does, the folder is refused
-(the runtime's own libraries for Qualcomm chips are allowed). Of the folder's JSON files,
-onnxruntime-genai sees none: it is given a new file with the checked entries.
+A model is a folder with `genai_config.json`, as onnxruntime-genai's model builder writes it. If it
+names libraries to load (but the runtime's own for Qualcomm chips), or files elsewhere, the folder
+is refused.
 
 Logits of every id come from the graph's output; hidden states only if the model was built with
 `include_hidden_states`. Each session is a generator with its own KV cache, and rolls back by
@@ -89,6 +88,7 @@ def read_onnx_folder(folder: Path) -> tuple[OnnxDescription, dict[str, Any]]:
             f"{str(folder)!r} holds no {CONFIG}",
             hint="name a folder that onnxruntime-genai's model builder has written",
         )
+    # It may name libraries that the runtime loads, and files anywhere on the disk.
     for key, value, option in _entries(raw):
         _check_entry(path, key, value, option=option)
     try:
@@ -111,6 +111,7 @@ def _checked_alone(folder: Path, config: dict[str, Any]) -> Generator[str]:
     written = json.dumps(config, ensure_ascii=False, allow_nan=False)
     if "\\" in written:  # escapes, which not every parser reads alike
         raise damaged(folder / CONFIG, "has names with signs that no name has")
+    # A parser that reads the file otherwise than ours would see what was not checked.
     with TemporaryDirectory(prefix="edgewise-", ignore_cleanup_errors=True) as private:
         for path in folder.absolute().iterdir():
             if path.suffix.casefold() != ".json":
@@ -226,6 +227,7 @@ class OnnxModel(FolderModel):
 
     def _load(self, options: EdgeOptions) -> None:
         """Load the model on the device that its config names, or with 0 GPU layers on the CPU."""
+        # A core is left to the rest of the machine: a pass waits for its slowest thread.
         self.threads = options.threads or max(1, default_threads() - 1)
         described, config = read_onnx_folder(self.path)
         self.context = self._context_for(described.context_length)

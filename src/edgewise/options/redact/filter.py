@@ -39,10 +39,7 @@ class Local(Blocked):
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
-    """Return a detector for each class of words in `rules`, by the class's name, such as "email".
-
-    Raises `UsageError` if one cannot be loaded.
-    """
+    """Return the detectors of `rules` by class, such as "email". `UsageError` if one is missing."""
     return {
         name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
         for name in rules.treatments
@@ -83,9 +80,8 @@ class Redacted:
     def find(self, text: str) -> list[Span]:
         """Return where private words stand in `text`, even if written in unusual characters.
 
-        So `text` and its normalized form (`Normal`) are both searched. The spans come in no order
-        and may overlap. Raises `Local` if a word's class is set to "local", and `Blocked` if a
-        detector fails, takes too long, or returns an invalid span.
+        The spans come in no order and may overlap. Raises `Local` if a word's class is set to
+        "local", and `Blocked` if a detector fails, takes too long, or returns an invalid span.
         """
         if not text:
             return []

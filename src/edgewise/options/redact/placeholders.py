@@ -1,7 +1,6 @@
 """Placeholders that replace a conversation's private words in the text that the cloud reads.
 
-`<EMAIL_1>` replaces the first e-mail address, wherever it occurs. Text that looks like a
-placeholder is itself replaced (`<TEXT_1>`), so it cannot forge one.
+`<EMAIL_1>` replaces the first e-mail address, wherever it occurs, `<TEXT_1>` what looks like one.
 """
 
 import re
@@ -122,10 +121,7 @@ class Forms:
 
 
 class Placeholders:
-    """The placeholders of one conversation, numbered as words appear. Not thread-safe.
-
-    `names` maps each private word to its placeholder.
-    """
+    """A conversation's placeholders by word (`names`), numbered as they appear. Not thread-safe."""
 
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
@@ -155,6 +151,7 @@ class Placeholders:
             if len(plain) >= _SHORTEST:
                 again = (Span(at, at + len(plain), label) for at in _occurrences(read.text, plain))
                 spans += map(read.span, again)
+        # So that no text forges a placeholder.
         spans += [Span(one.start, one.end, LITERAL) for one in self._forms.like(text)]
         return _joined(one for one in spans if one.start < one.end)
 
@@ -172,7 +169,7 @@ class Placeholders:
         The text ends early before an unknown placeholder, or an incomplete one at the end; if the
         reply has `ended`, only a clear beginning of one counts. `begun` is the answer before the
         reply, with its words restored. Inside a tool call, URL or link a placeholder is kept unless
-        its word is there already: only the edge model decides what a tool or another host is told.
+        its word is there already.
         """
         words = {name: word for word, name in self.names.items()}
         half = self._forms.open_from(reply)
@@ -185,6 +182,7 @@ class Placeholders:
                 return Restored("".join([*parts, before]), tuple(whole), "unknown")
             literal = self.names[word].startswith(f"<{LITERAL}_")
             plain, told = Normal(word).text, _told(begun + "".join([*parts, before]), self.names)
+            # What a tool or another host is told the edge model decides, never the cloud.
             if not literal and any(plain not in Normal(part).text for part in told):
                 word = text[one.start : one.end]
             parts += [before, word]

@@ -14,6 +14,7 @@ ANSWER_SECONDS = 1.0
 # Exceptions, besides the client's own, for a store that is away or sends nonsense.
 _FAILURES = (OSError, TimeoutError, ValueError, TypeError, LookupError, RecursionError)
 
+# A script, since gateways share the store: no other may count between its steps.
 _ADD_IN_REDIS = """
 local used = redis.call('INCRBY', KEYS[1], ARGV[1])
 if used < 0 then redis.call('SET', KEYS[1], 0) end

@@ -91,6 +91,7 @@ def _check_config(folder: Path, weights: set[str]) -> None:
 def _check_shape(torch: Any, transformers: Any, config: Any, folder: Path, held: int) -> str:
     """Return the attention to use. Raises `ModelError` if the files have too few weights."""
     attention = "sdpa"
+    # A model on this device has shapes, and takes no memory.
     with torch.device("meta"):
         make = transformers.AutoModelForCausalLM.from_config
         try:
@@ -219,6 +220,7 @@ class TransformersModel(FolderModel):
 
     def _load(self, options: EdgeOptions) -> None:
         """Load all layers on a GPU; without one, or with 0 GPU layers, on the CPU in float32."""
+        # A core is left to the rest of the machine: a pass waits for its slowest thread.
         self.torch.set_num_threads(options.threads or max(1, default_threads() - 1))
         model, config = load_folder(self.torch, self._library, self.path, options.gpu_layers)
         self.network, self._config = model, config
