@@ -64,6 +64,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     for module, names in _MODULES.items():
         if name in names:
+            # Kept: Python calls this only for names that the module lacks.
             value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), name)
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

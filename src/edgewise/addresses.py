@@ -20,10 +20,8 @@
 
 All but paths, revisions and `hf://` may be written in any case. Of several files that fit a name
 the first by name is taken. Projectors (mmproj) and importance matrices (imatrix) are taken only if
-named in full. Of a split file all parts are fetched.
-
-`edgewise.hub.client` downloads; it is imported only for an address on the hub. A process lists a
-repository once. If the hub does not answer, the files of earlier downloads are used.
+named in full. Of a split file all parts are fetched. If the hub does not answer, the files of
+earlier downloads are used.
 """
 
 import os
@@ -65,6 +63,7 @@ _PREFERRED = ("Q4_K_M", "Q4_0", "Q4_K_S", "Q5_K_M", "Q8_0")
 _MOST_PARTS = 1000
 
 _HERE = re.compile(r"(?i)(?:localhost|127(?:\.\d{1,3}){3}|\[::1\]):\d{1,5}(?:/.*)?")
+# Servers that listen everywhere print such an address, at which no client can reach them.
 _ANYWHERE = re.compile(r"(?i)^(https?://)?(0\.0\.0\.0|\[::\])(?=:\d)")
 _ENDPOINT = re.compile(
     r"(?<!/)((/v1)?(/(chat/)?completions|/messages|/responses)?|/v1/(models|embeddings)|/completion"
@@ -107,13 +106,12 @@ def is_url(address: str) -> bool:
 def with_scheme(address: str) -> str:
     """Return `address` with `http://` added if it is a port of this device, such as localhost:80.
 
-    For another host no scheme is added: the user must choose http or https, since an API key is
-    sent there. The hosts 0.0.0.0 and [::], which servers that listen everywhere print as their
-    address, are replaced by 127.0.0.1 and [::1] if a port follows.
+    The hosts 0.0.0.0 and [::] are replaced by 127.0.0.1 and [::1] if a port follows.
     """
     if found := _ANYWHERE.match(address):
         here = "127.0.0.1" if found[2].startswith("0") else "[::1]"
         address = f"{found[1] or ''}{here}{address[found.end() :]}"
+    # For other hosts the user chooses between http and https: an API key is sent there.
     return f"http://{address}" if _HERE.fullmatch(address) else address
 
 
@@ -145,8 +143,9 @@ def user_path(kind: Literal["cache", "state"], name: str) -> Path | None:
     absolute path in XDG_CACHE_HOME or XDG_STATE_HOME replaces ~/.cache or ~/.local/state.
     """
     variable, folder = _USER_FOLDERS[kind]
-    # A relative one is ignored.
+    # The XDG specification has relative ones ignored.
     given = Path(os.environ.get(variable, ""))
+    # What Path.home() raises without a home.
     with suppress(RuntimeError):
         return (given if given.is_absolute() else Path.home() / folder) / "edgewise" / name
     return None
@@ -228,9 +227,9 @@ def _by_short_name(address: str, role: Role) -> Path | None:
 
 
 def resolve_tokenizer(address: str) -> Path:
-    """Return the GGUF file, or the folder with `tokenizer.json`, of the tokenizer at `address`.
+    """Return the GGUF file, or folder with `tokenizer.json`, at `address`; download what is needed.
 
-    Downloads what is needed. Raises `AddressError`.
+    Raises `AddressError`.
     """
     if folder := local_folder(address):
         return folder
@@ -247,9 +246,8 @@ def resolve_tokenizer(address: str) -> Path:
 class ModelFiles(NamedTuple):
     """The files of a model that is not GGUF: they show which edge engine can open the model.
 
-    An edge engine is a library that runs edge models. `names` are the files in the model's folder,
-    `config` is the path of its `config.json`, and `library` is the hub's `library_name`, such as
-    "transformers" or "mlx".
+    `names` are the files in the model's folder, `config` is the path of its `config.json`, and
+    `library` is the hub's `library_name`, such as "transformers" or "mlx".
     """
 
     names: Sequence[str]
@@ -307,8 +305,7 @@ def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
 def checkpoint(name: str) -> Path | None:
     """Return the folder of the router's checkpoint called `name`, downloaded if need be.
 
-    Returns None unless `name` is a router that ships with Edgewise, a folder or a hub repository.
-    Raises `AddressError`.
+    None unless `name` is a shipped router, a folder or a hub repository. Raises `AddressError`.
     """
     shipped = {one.name: one for one in bundled("routers").iterdir()}
     if folder := shipped.get(name) or local_folder(name):
@@ -351,6 +348,7 @@ def _chosen(address: HubAddress, repository: "Repository") -> str:
 
 
 def _repository(address: HubAddress, setting: str | None) -> "Repository":
+    # Imported for an address on the hub only: this may take as long as an answer.
     from edgewise.hub.client import Repository
 
     return Repository(address, setting=setting)
@@ -434,19 +432,17 @@ def _file(address: str) -> Path | None:
 
 
 def _is(address: str, test: Callable[[Path], bool]) -> bool:
-    """Apply `test` to the path; False for a URL and for names that no file can have.
-
-    Raises `AddressError` if the name also stands for a model elsewhere: whoever fills the working
-    folder must not decide what such a name means.
-    """
+    """Return `test` of the path, False for a URL. Raises `AddressError` if it is ambiguous."""
     from edgewise.hub.known import KNOWN
 
     try:
         found = "://" not in address and test(from_home(address))
+    # A name too long for the disk, or one with a null in it.
     except (OSError, ValueError):
         return False
     name = address.lower()
     elsewhere = name in KNOWN or name.startswith(("ollama:", "lmstudio:"))
+    # Whoever fills the working folder must not decide what such a name means.
     if found and (elsewhere or hub_address(address)):
         raise AddressError(
             f"{address!r} is a file or folder here, and the name of something elsewhere",

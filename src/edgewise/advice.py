@@ -1,10 +1,9 @@
 """Advice on a user's own pair: whether the edge alone, the pair or the cloud alone serves best.
 
-Models that share a machine compete for its cores. So their decoding itself is timed (`decoded`).
-Otherwise a few steps of the edge model (`edge_step`) and a few requests to the cloud model
-(`cloud_pace`) are timed. Formulas then give the time of an answer of `ANSWER` tokens after a prompt
-of `PROMPT` tokens that both models have read. Costs always come from formulas. Nothing here says
-how right the answers are.
+If both models share a machine, their decoding itself is timed (`decoded`). Otherwise a few steps of
+the edge model (`edge_step`) and a few requests to the cloud model (`cloud_pace`) are. Formulas then
+give the time of an answer of `ANSWER` tokens after a prompt of `PROMPT` tokens that both models
+have read. Costs always come from formulas. Nothing here says how right the answers are.
 """
 
 import math
@@ -113,10 +112,7 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodedPace(NamedTuple):
-    """Seconds per token written by each system, with the time to read the prompts included.
-
-    `cloud` is None if the cloud model alone wrote nothing.
-    """
+    """Seconds per token of each system, prefill included; `cloud` is None if it wrote nothing."""
 
     edge: float
     pair: float
@@ -233,9 +229,8 @@ def decoded(
 ) -> DecodedPace:
     """Time answers of the edge alone, the pair and the cloud alone to two prompts.
 
-    They answer the first prompt in this order, the second in reverse, each with `DECODED` / 2
-    tokens at most. `done` is called after each of the six answers. Raises a `CloudError` if the
-    cloud does not answer.
+    Each has at most `DECODED` / 2 tokens. `done` is called after each of the six answers. Raises a
+    `CloudError` if the cloud does not answer.
     """
     most, budgets = DECODED // len(_WRITTEN), [Budget()]
 
@@ -252,6 +247,7 @@ def decoded(
     systems = [by_edge, by_pair, partial(_by_cloud, cloud, most)]
     paces = [_Pace() for _ in systems]
     both = [prompt_of(pair.edge.tokenizer, [Message("user", text)]) for text in _WRITTEN]
+    # The second prompt in reverse: no system always comes after the same other one.
     for prompt, places in zip(both, ((0, 1, 2), (2, 1, 0)), strict=True):
         for place in places:
             paces[place].time(systems[place](prompt))
@@ -305,15 +301,13 @@ def edge_step(model: EdgeModel) -> float:
 def cloud_pace(
     cloud: CloudModel, tokenizer: Tokenizer, deadline: float, *, lines: Sequence[int] = (0,)
 ) -> CloudPace:
-    """Time four requests to the cloud model, or five if it can verify.
+    """Time four requests to the cloud model, or five if it can verify; they share a prompt.
 
-    Each has the same prompt and at least one more token of a begun answer than the one before, so
-    there is always something new to read. `lines` are numbers of extra lines of text in the prompt,
-    tried in turn until the engine does not reject the prompt. (Caches have blocks of up to 1,024
-    tokens, so a short prompt shows no caching.) `deadline` is in seconds per request. Raises a
-    `CloudError`.
+    `lines` are numbers of extra lines of text in the prompt, tried in turn until the engine does
+    not reject the prompt. `deadline` is in seconds per request. Raises a `CloudError`.
     """
     for count in lines[:-1]:
+        # The engine may have no room for so long a prompt.
         with suppress(CloudRejected):
             return _paced(cloud, tokenizer, deadline, count)
     return _paced(cloud, tokenizer, deadline, lines[-1])
@@ -327,11 +321,14 @@ def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int)
     with closing(cloud.open(prompt)) as session:
         for more, n in enumerate((_FEW, _FEW, _MORE, _MORE, *[0] * cloud.verifies)):
             left, verify = time.monotonic(), 0 if n else BLOCK
+            # One token more of a begun answer each time: as in an answer, there is always something
+            # new to read.
             ids = [*prompt.ids, *(begun * BLOCK)[: more + verify]]
             replies.append(session.ask(ConsultRequest(ids, n, deadline, verify=verify)).result())
             seconds.append(time.monotonic() - left)
     # The first one may have opened a connection, and has the prompt to read.
     consult, engine, few = seconds[1], replies[1].engine_seconds, replies[1].billed
+    # The better of two: what disturbs a request only makes it longer.
     longest, most = min(
         zip(seconds[2:4], (reply.billed for reply in replies[2:4]), strict=True),
         key=lambda one: one[0] / max(1, one[1]),
@@ -354,12 +351,10 @@ def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int)
 
 
 def cloud_alone(conditions: MeasuredConditions) -> float | None:
-    """Return the seconds per token of `ANSWER` tokens that the cloud streams; None if unknown.
-
-    Only the first token takes a whole trip (`conditions.trip`).
-    """
+    """Return the seconds per token of `ANSWER` tokens that the cloud streams; None if unknown."""
     if conditions.cloud_token is None:
         return None
+    # Only the first token takes a whole trip.
     return (conditions.trip + (ANSWER - 1) * conditions.cloud_token) / ANSWER
 
 
@@ -368,12 +363,13 @@ def excess(conditions: MeasuredConditions) -> float:
 
     The answer waits for all of a consult if the completion differs from the edge's token (in the
     share `changed` of consults); else for what is left of it once the edge has written its
-    `speculate` drafts. The first draft saves no time: it is the edge's token itself, known before
-    the cloud was asked. The mean is returned. For a correction the answer waits for the whole
-    verification, and for (`BLOCK` + 1) / 2 steps, as all drafts behind it are lost.
+    `speculate` drafts. The mean is returned. For a correction the answer waits for the whole
+    verification, and for (`BLOCK` + 1) / 2 steps.
     """
     if conditions.verify is not None:
+        # All drafts behind a correction are lost.
         return conditions.verify + conditions.step * (BLOCK + 1) / 2
+    # The first draft saves no time: it is the edge's own token, known before the cloud was asked.
     hidden = min(conditions.trip, max(0, conditions.speculate - 1) * conditions.step)
     return conditions.trip - (1 - conditions.changed) * hidden
 
@@ -383,18 +379,18 @@ def cost_over_streaming(conditions: MeasuredConditions, price: Price) -> float |
 
     Streaming is one request: `PROMPT` tokens at the price of input, `ANSWER` tokens at that of
     output. A router makes `asked` times `ANSWER` consults. Each bills the prompt, on average half
-    an answer, and the one token that it returns. All that the first consult sends is new to the
-    provider; of each later one the share `cached` costs less. If the cloud verifies, each block of
-    `BLOCK` tokens is a consult, and bills no output token. Limits on cost (docs/costs.md), which
-    would refuse some consults, are not considered.
+    an answer, and the one token that it returns. If the cloud verifies, each block of `BLOCK`
+    tokens is a consult. Limits on cost (docs/costs.md) are not considered.
     """
     new, cached, written = (float(one) for one in (price.input, price.cached, price.output))
     streaming = PROMPT * new + ANSWER * written
     if not streaming:
         return None
     consults = conditions.asked * ANSWER if conditions.verify is None else ANSWER / BLOCK
+    # A verdict has no output token.
     written *= conditions.verify is None
     again = conditions.cached * cached + (1 - conditions.cached) * new
+    # All that the first consult sends is new to the provider.
     first = min(1.0, consults)
     prompts = (PROMPT + ANSWER / 2) * (first * new + (consults - first) * again)
     return (prompts + consults * written) / streaming

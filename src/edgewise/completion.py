@@ -1,7 +1,4 @@
-"""The two sides of a consult: what leaves for the cloud model, and its answer.
-
-A *consult* is one request to the cloud model in the middle of an answer.
-"""
+"""A consult (a request to the cloud model in an answer): what leaves, and the cloud's answer."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,8 +13,7 @@ from edgewise.events import Candidate
 MOST_IDS, MOST_CANDIDATES, MOST_SECONDS = 1 << 31, 20, 3600.0
 
 ADDED = 64
-"""How many prompt tokens an engine may bill beyond the ids it was sent, such as an opening token.
-"""
+"""How many prompt tokens an engine may bill beyond the ids it was sent, such as a BOS token."""
 
 LEAST = -9999.0
 """The logprob that stands for a probability of 0, since JSON has no minus infinity."""
@@ -142,10 +138,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `CloudProtocolError` unless this is a valid answer to a consult for `asked` tokens.
 
         The consult was about so many `prompt` ids, the last `verify` of them drafts that each need
-        a verdict; an engine may count the prompt once for each draft. `size` is that of the
-        vocabulary, None if unknown. With `asked` above 0 there must be a token, unless
-        `may_be_empty`: an engine may leave out an end token. Types are not checked.
+        a verdict. `size` is that of the vocabulary, None if unknown. With `asked` above 0 there
+        must be a token, unless `may_be_empty`. Types are not checked.
         """
+        # With `may_be_empty` the engine may leave out an end token.
         if not self.ids and asked and not may_be_empty:
             raise CloudProtocolError("The cloud answered a consult without any token.")
         _require(len(self.ids) <= asked, "tokens", f"more than the {asked} that were asked for")
@@ -166,6 +162,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         _require(holds, "logprobs", "not logarithms of probabilities")
         holds = all(one.logprob <= one.best + _ROUNDING for one in verified)
         _require(holds, "verification", "an id likelier than the likeliest")
+        # Some engines count the prompt once for each draft.
         self._check_meter(prompt * max(1, verify))
 
     def _check_meter(self, prompt: int) -> None:

@@ -27,8 +27,7 @@ to change; the command line and the server add its flag or field.
 from typing import Any, ClassVar, Literal
 
 Fault = Literal["timeout", "unavailable", "refused", "rejected", "protocol", "grammar"]
-"""The ways in which a consult (a request to the cloud model) fails, as `Token.reason` reports them.
-"""
+"""The ways in which a consult (a request to the cloud) fails, as `Token.reason` reports them."""
 
 
 class EdgewiseError(Exception):

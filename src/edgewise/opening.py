@@ -76,6 +76,7 @@ def open_edge(
     options = _options(settings, slots, keep_prefixes)
     engine = edge_engine(settings)
     if engine == SERVER:
+        # It gets every prompt.
         require_near(with_scheme(settings.edge), hosts_of(settings.edge_hosts, "edge_hosts"))
         options = replace(
             options,
@@ -160,8 +161,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
     """Return a `Tier` (threshold, share, trust) for each of the open `clouds`, nearest first.
 
     After a cloud that is asked only at word boundaries, or with an edge server that takes text, all
-    are asked only there. With several clouds, models in this process are trusted. Raises
-    `UsageError` for wrong settings.
+    are asked only there. With several, those in this process are trusted. Raises `UsageError`.
     """
     further = max(0, len(clouds) - 1)
     shares = fractions(settings, "tier_share", [TIER_SHARE] * further)
@@ -284,6 +284,7 @@ def verification(
                 hint=f"{leave}, or name a cloud that continues text",
                 setting="cloud",
             )
+        # A cloud that writes every answer whole corrects nothing.
         whole = 1 in (settings.cloud_share, settings.escalate)
         if settings.verify == "auto" and not (cloud.reads_well or whole):
             raise UsageError(
@@ -466,6 +467,7 @@ def make_billing(settings: Settings) -> Billing | None:
             hint="set HOME or XDG_STATE_HOME",
             setting="max_cost_day",
         )
+    # By their text, as the float 0.1 is not a tenth.
     limits = Limits(
         answer=None if settings.max_cost is None else Decimal(str(settings.max_cost)),
         day=None if day is None else Decimal(str(day)),

@@ -120,6 +120,8 @@ class Pair:
                 opened.callback(self.edge.close)
             else:
                 self.edge = _open_already(edge)
+            # Before the router, for whose thresholds the edge may write for seconds: a cloud that
+            # cannot be reached is an error at once.
             tiers = make_tiers(own, self._open_clouds(clouds, opened, **options), self.edge)
             self.clouds = [tier.cloud for tier in tiers]
             self.cloud = self.clouds[0] if tiers else None
@@ -135,6 +137,7 @@ class Pair:
                 billing=self.billing,
                 escalation=None if own.escalate is None else Escalation(own.escalate),
             )
+            # Nothing fails any more: `close` ends what was opened.
             self._opened = opened.pop_all()
         self._budgets: dict[float, SharedBudget] = {}
 
@@ -148,11 +151,8 @@ class Pair:
         return checked_router(type(router).__name__, router), None, {}
 
     def _scoring(self, named: object) -> Router:
-        """Return the router that scores the steps.
-
-        Without a cloud, scores are only shown: there the fallback router stands in for a trained
-        one that nobody named, which would take time.
-        """
+        """Return the router that scores the steps; `named` is `Pair`'s argument."""
+        # Without a cloud scores are only shown, and a trained router would take time.
         unnamed = named is None and self.settings.router in (None, AUTO)
         return router_named(FALLBACK_ROUTER) if unnamed and not self.clouds else self.router
 
@@ -174,6 +174,7 @@ class Pair:
                     continue
                 opened.callback(model.close)
             else:
+                # Unlike those that `open_cloud` opens, it was checked for no edge model yet.
                 model = adapted(part, edge.tokenizer, context_filter=context_filter(one))
                 model.check_vocabulary(edge.tokenizer)
             clouds.append(model)
@@ -184,25 +185,27 @@ class Pair:
         """The sampling of a chat that sets no temperature; None if the settings decide.
 
         It is what the model file recommends, or else `sampling.CHAT`. The settings decide if they
-        have a temperature, or if chats are greedy by default: with the bundled edge model, which
-        knows one wording of each answer; with a cloud that takes text, whose API may lack min-p or
-        temperatures; and with an edge server, which would need a request for each drawn token.
+        have a temperature, or if chats are greedy by default: with the bundled edge model, a cloud
+        that takes text, or an edge server.
         """
         own = self.settings
+        # The API of a cloud that takes text may lack min-p or temperatures.
         others = [one for one in self.clouds if one.own_tokenizer is None]
         by_text = any(one.boundaries or one.reads_passages for one in others)
+        # The bundled model knows one wording of each answer; a server would need a request for each
+        # drawn token.
         greedy = by_text or own.edge == _DEFAULTS.edge or is_url(with_scheme(own.edge))
         return None if own.temperature is not None or greedy else drawn_as(self.edge.sampling)
 
     def forget(self) -> None:
         """Start new budgets of cloud tokens, as for a new conversation.
 
-        The record of what was sent (`record`) is kept. From now on the names of conversations in it
-        are new, so that they cannot be linked to those before.
+        The record of what was sent (`record`) is kept, but names conversations anew from now on.
         """
         self._budgets.clear()
         for tier in self.decoder.tiers:
             tier.forget()
+        # What is sent from now on must not be linked to what was sent before.
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
@@ -244,10 +247,7 @@ class Pair:
             )
 
     def ask(self, prompt: Prompted, **options: Unpack[AnswerOptions]) -> Answer:
-        """Return the whole answer to `prompt`; tool calls are parsed out of its text.
-
-        Raises what `stream` and its iterator raise.
-        """
+        """Return the whole answer, tool calls parsed out of its text. Raises as `stream` does."""
         with self.stream(prompt, **options) as events:
             answer = collect(events)
         calls = call_reader(self.edge.tokenizer, _response_format(options))
@@ -357,6 +357,7 @@ def _chosen(
         name: ",".join(map(_address, given)) for name, given in parts.items() if None not in given
     }
     chosen = settings_of({**settings, **named})
+    # What is impossible is refused before a model is loaded.
     verification(chosen)
     edge_open, cloud_open = _are_open(parts["edge"]), _are_open(parts["cloud"])
     fixed = [*_OF_CONNECTING] if cloud_open else []

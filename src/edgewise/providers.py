@@ -20,6 +20,7 @@ class Provider(NamedTuple):
 
 
 PROVIDERS = (
+    # gpt-oss is a model with open weights, which other servers have.
     Provider(
         "https://api.openai.com/v1", "openai", "OPENAI_API_KEY", r"(?:gpt-(?!oss)|o\d|chatgpt-)"
     ),
@@ -59,6 +60,7 @@ def provider_at(url: str) -> Provider | None:
     try:
         parts = urlsplit(url)
         wanted = (parts.scheme, parts.hostname, parts.port or 443)
+    # A port that is no number, or a bracket without its other half.
     except ValueError:
         return None
     known = ((one, urlsplit(one.url)) for one in PROVIDERS)

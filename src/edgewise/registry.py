@@ -84,6 +84,7 @@ class Registry(Generic[_T]):
             )
         try:
             loaded = point.load() if point else _from_code(name)
+        # Others' code may raise anything, such as for a library that is missing or broken.
         except Exception as error:
             raise UsageError(
                 f"The {self.concept} {name!r} cannot be loaded{where} ({_reason(error)})", hint=how
@@ -164,6 +165,7 @@ def _executed(path: Path) -> ModuleType:
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
+        # Else the next load would find half a module.
         except BaseException:
             del sys.modules[name]
             raise

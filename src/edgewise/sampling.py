@@ -1,7 +1,4 @@
-"""Choosing an id from logits: greedy, or temperature, then top-k, top-p and min-p, then a draw.
-
-The draw at position i depends on the seed and on i only, so a rollback needs no random state.
-"""
+"""Choosing an id from logits: greedy, or temperature, then top-k, top-p and min-p, then a draw."""
 
 from collections.abc import Mapping
 
@@ -22,8 +19,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """The sampling parameters of an answer, used by both models.
 
     `temperature` (0 to 100) is greedy below 1e-5, as in vLLM; so is `top_k` 1. `top_k` 0, `top_p` 1
-    and `min_p` 0 switch these filters off. Creating one raises `UsageError` for a value out of
-    range.
+    and `min_p` 0 switch these filters off. A value out of range raises `UsageError`.
     """
 
     temperature: float = 0.0
@@ -63,7 +59,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return self._drawn(step.logits, step.position)
 
     def _drawn(self, logits: Floats, position: int) -> int:
-        """Return the id of a draw. All ids are sorted only if it is not among the likeliest 64."""
+        """Return the id of a draw, the same for the same seed and `position`."""
+        # By seed and position alone, so that a rollback has no random state to restore.
         draw = np.random.default_rng([self.seed, position]).random()
         weights = np.exp((logits - logits.max()) / np.float32(self.temperature))
         if self.min_p and self.top_p == 1:
@@ -75,6 +72,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         if place == len(ids) and not self.top_k:
             ids = top_ids(logits, len(logits))
             place = self._place(weights[ids], total, draw)
+        # Rounding may put the draw beyond the last.
         return int(ids[min(place, len(ids) - 1)])
 
     def _place(self, weights: Floats, total: float, draw: float) -> int:

@@ -1,7 +1,4 @@
-"""Settings, the strongest source first: flags, environment `EDGEWISE_*`, file, defaults.
-
-The file is `edgewise.toml` in the working folder.
-"""
+"""Settings: from flags, else the environment, else `edgewise.toml` in the working folder."""
 
 import codecs
 import difflib
@@ -317,6 +314,7 @@ def file_bytes(path: Path, called: str, *, own: bool = False, most: int = MAX_FI
 def unmarked(content: bytes) -> bytes:
     """Return a text file's bytes without a byte order mark; UTF-16 that has one becomes UTF-8."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        # Else the bytes are refused where they are read as UTF-8.
         with suppress(UnicodeDecodeError):
             return content.decode("utf-16").encode()
     return content.removeprefix(codecs.BOM_UTF8)

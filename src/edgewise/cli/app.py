@@ -73,9 +73,10 @@ class _Commands(Mapping[str, Any]):
 
 
 class _Named:
-    """A command with our own help line for --help; Click would name its flags in any order."""
+    """A command with our own help line for --help."""
 
     def get_help_option(self, ctx: Any) -> Any:
+        # Click would name the flags in any order.
         def record(_: Any) -> tuple[str, str]:
             return "-h, --help", "Show this; --help-all shows all options."
 
@@ -85,13 +86,14 @@ class _Named:
 
 
 class _Group(_Named, TyperGroup):
-    """The top-level command, whose help lists all commands without importing any."""
+    """The top-level command."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands()
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
+        # From tables: Click would import each command to ask for its help line.
         rows = [*_BUILT_IN.items()]
         for point in entry_points(group=_ADDED.group):
             package = point.dist.name if point.dist else point.module
@@ -175,6 +177,7 @@ def run() -> int:
     try:
         # As git, docker and cargo have it.
         given = [*given[1:], "--help"] if given[:1] == ["help"] else given
+        # Else Click would print errors in its own words, and exit.
         code = app(given, prog_name="edgewise", standalone_mode=False)
         sys.stdout.flush()
     except typer.Abort:
@@ -192,6 +195,7 @@ def run() -> int:
     except EdgewiseError as error:
         _complain(str(error))
         code = 2
+    # Who read the output has left, such as `head`.
     except BrokenPipeError:
         code = _silenced()
     except OSError as error:
@@ -201,7 +205,8 @@ def run() -> int:
 
 
 def _open_streams() -> None:
-    """Open the standard streams that the parent closed, so no other file takes their numbers."""
+    """Open the standard streams that the parent closed."""
+    # Else another file takes their numbers, and what is printed goes into it.
     while (last := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(last)
@@ -230,6 +235,7 @@ def _with_quotes(message: str) -> str:
 
 
 def _silenced() -> int:
-    """Return exit code 1, and drop what stdout still holds: its flush at exit would fail too."""
+    """Return exit code 1, and drop what stdout still holds."""
+    # Python flushes it at exit, which would fail, too.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1

@@ -66,6 +66,7 @@ def chat(chosen: Settings, system: System = None, sent_file: SentFile = None) ->
             try:
                 if not conversation.take(line):
                     break
+            # A line that is refused does not end the conversation.
             except EdgewiseError as error:
                 locate(error)
                 render.note(str(error))
@@ -103,10 +104,7 @@ def _elsewhere(address: str) -> bool:
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A question and its answer, which is `whole` if it was not interrupted.
-
-    If `local`, they may only be sent to clouds whose hosts the setting `trust` lists.
-    """
+    """A question and its answer, `whole` if not interrupted; `local` as in `Message`."""
 
     question: str
     answer: str
@@ -137,8 +135,7 @@ class Conversation:
     def take(self, line: str) -> bool:
         """Answer or run what the user typed; return False if it is a command that ends the chat.
 
-        An answer is printed. Raises `UsageError` for an invalid line, which changes nothing, and
-        what `Pair.stream` raises.
+        An answer is printed. Raises `UsageError` for an invalid line, and as `Pair.stream`.
         """
         text = line.strip()
         name, _, rest = text.partition(" ")
@@ -210,19 +207,17 @@ class Conversation:
         return replace(drawn, top_p=top_p, seed=seed)
 
     def _first_kept(self, asked: Message) -> int:
-        """Return the index of the first turn to keep, so that an answer to `asked` has room.
-
-        If turns must be dropped, half of the context becomes free: the rest needs a new prefill,
-        which every turn would need if each dropped a little. For a question that does not fit
-        even alone nothing is dropped; it is refused later.
-        """
+        """Return the index of the first turn to keep, so that an answer to `asked` has room."""
         context = self._pair.edge.context
         room = min(self._pair.settings.max_tokens or context, context // _ROOM)
         if self._length(self._first, asked) + room <= context:
             return self._first
         kept = range(self._first + 1, len(self.turns) + 1)
+        # A question that does not fit alone is refused later.
         if not kept or self._length(kept[-1], asked) >= context:
             return self._first
+        # Half is dropped: what is left needs a new prefill, as every turn would if each dropped a
+        # little.
         half = (first for first in kept if self._length(first, asked) <= context // 2)
         return next(half, kept[-1])
 

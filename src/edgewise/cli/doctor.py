@@ -204,10 +204,7 @@ class _Doctor:
         return Check("verification", "ok", f"{verify}: the cloud reads every token of the edge's")
 
     def _measure(self, cloud: CloudModel, edge: EdgeModel) -> Check:
-        """Measure some consults (requests to the cloud model), and derive the advice from them.
-
-        Where the cloud reads passages nothing is measured.
-        """
+        """Measure consults, unless the cloud reads passages, and derive the advice from them."""
         if cloud.reads_passages:
             self.next = "edgewise try PROMPTS shows on yours what it takes, costs and mends"
             text = "speed, and cost by --price, are not measured for a cloud that reads"
@@ -229,6 +226,7 @@ class _Doctor:
             cached=0.0 if pace.computed is None else 1 - pace.computed / pace.prompt,
             verify=None if chosen.verify == "off" else pace.verify,
         )
+        # On one machine the models compete for its cores, which no formula tells.
         if local and self._router is not None:
             self.advice = self._decoded(conditions, cloud, edge, *self._router)
         else:
@@ -256,6 +254,7 @@ class _Doctor:
         card: RouterCard | None,
     ) -> Advice:
         """Return advice from the speed of decoding with this pair, set up as for `run`."""
+        # A price holds consults back, and one that fails must not count as a fast token.
         one = {"on_cloud_error": "raise", "price": None, "tier_share": None, "tier_threshold": None}
         chosen = replace(self._chosen, **one)
         policy = opening.make_policy(chosen, opening.starts_of(chosen, router, card, edge))

@@ -110,6 +110,7 @@ def gateway(
         app = made.app(hosts=hosts, origins=origins, page=shown)
         await _listen(made, app, listening, engines)
 
+    # Each consult may need a connection of its own to its engine.
     reserve = len(engines) * concurrency
     tls = (certificate, private_key)
     with (
@@ -153,10 +154,7 @@ async def _listen(
 
 
 def _addresses(engines: Sequence[str], slots: int | None) -> list[str]:
-    """Return the engines' addresses, with http:// where a URL has no scheme (localhost:8080).
-
-    Raises `UsageError` if there is none, or for flags that do not apply to URLs.
-    """
+    """Return the engines' addresses (see `with_scheme`). Raises `UsageError` without any."""
     if not engines:
         raise UsageError("A gateway needs an engine; name one with --engine URL, or a GGUF.")
     addresses = [with_scheme(one) for one in engines]

@@ -97,6 +97,7 @@ def _end(given: str) -> datetime:
     """Return when a key expires: the end of a day, or a duration from now. Raises `UsageError`."""
     try:
         last = date.fromisoformat(given)
+        # The day that is named is valid to its end.
         return datetime.combine(last + timedelta(days=1), time(), UTC)
     except (ValueError, OverflowError):
         pass

@@ -50,8 +50,7 @@ def listening_at(
 
     `tls` holds the files of the certificate and its private key (both None: no TLS). At most
     `connections` may be open (None: a default); `reserve` open files are kept for other uses.
-    Raises `UsageError` if the port is taken or the TLS files or limits cannot be used. Enter the
-    block before large models are loaded, so that such an error comes early.
+    Raises `UsageError` if the port is taken or the TLS files or limits cannot be used.
     """
     certificate, private_key = tls
     if (certificate is None) != (private_key is None):

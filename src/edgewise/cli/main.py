@@ -1,4 +1,4 @@
-"""The `edgewise` command's entry point. Ctrl-C ends it without a traceback, even at import."""
+"""The `edgewise` command's entry point."""
 
 import os
 import re
@@ -11,6 +11,7 @@ def main() -> None:
     # Whatever the locale says: a prompt is UTF-8.
     sys.argv[1:] = [os.fsencode(word).decode("utf-8", "surrogateescape") for word in sys.argv[1:]]
     try:
+        # Here, so that Ctrl-C ends an import without a traceback, too.
         from edgewise.cli.app import run
 
         code = run()
@@ -21,8 +22,8 @@ def main() -> None:
 
 
 def _tidy_environment() -> None:
-    """Remove variables that libraries misread: empty HF_* and SSL_CERT_*, COLUMNS or LINES that are
-    no positive number (with 0 columns rich prints nothing at all)."""
+    """Remove empty HF_* and SSL_CERT_*, and COLUMNS or LINES that are no positive number."""
+    # Libraries misread these: with 0 columns rich prints nothing at all.
     for name, value in list(os.environ.items()):
         empty = not value and name.startswith(("HF_", "SSL_CERT_"))
         sized = name in ("COLUMNS", "LINES") and not re.fullmatch("[1-9][0-9]{0,4}", value)

@@ -155,14 +155,14 @@ def locate(error: EdgewiseError) -> None:
 
 
 def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
-    """Raise `UsageError` if a settings file, which others may have written, sets a risky setting.
+    """Raise `UsageError` if a settings file sets a risky setting.
 
     `places` maps the name of each given setting to `FLAGS`, `ENVIRONMENT` or the file's name. The
     file may not name a router that would run code, nor set `trust` or `edge_hosts`. If a server
-    has an API key, the file must give both address and key, or neither. The edge model's server
-    sees every prompt, so the file may only name one on this machine, and none if the user asked, by
-    flag or variable, for redaction, no cloud or allowed hosts. A note on stderr tells which servers
-    the file names. `UsageError` is also raised for a server's URL that holds a user or a password.
+    has an API key, the file must give both address and key, or neither. It may name an edge
+    model's server on this machine only, and none if the user asked, by flag or variable, for
+    redaction, no cloud or allowed hosts. A note on stderr tells which servers the file names.
+    `UsageError` is also raised for a server's URL that holds a user or a password.
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}
@@ -176,6 +176,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
     if "edge" in of_file and is_url(url := with_scheme(chosen.edge)):
         from edgewise.cloud.hosts import is_here
 
+        # The edge model's server sees every prompt as it is.
         keeps = {"redact": chosen.redact not in (None, "off"), "cloud": chosen.cloud == "none"}
         asked = [name for name in ("cloud_hosts", *keeps) if keeps.get(name, True)]
         private = [name for name in asked if name in places and name not in of_file]
@@ -215,6 +216,7 @@ def _with_provider_keys(chosen: Settings, places: Mapping[str, str]) -> Settings
     Each key is for the clouds at its provider. None is used if `cloud_key` is set, or unless a flag
     or an environment variable names the clouds.
     """
+    # The clouds of a file, which may be a stranger's, get no key but the file's own.
     if chosen.cloud_key is None and places.get("cloud", settings.FILE) != settings.FILE:
         found = [provider_at(api_url(address)) for address in each(chosen.cloud or "")]
         keys = [os.environ.get(one.key, "") if one else "" for one in found]
@@ -227,7 +229,7 @@ def _first(given: object) -> object:
 
 
 def _option(name: str) -> inspect.Parameter:
-    """Return the option of a setting; its value is text, which `settings.load` converts."""
+    """Return the option of a setting; its value is text."""
     _, meta, *_ = get_args(FIELDS[name].type)
     option = typer.Option(
         None,
@@ -237,5 +239,6 @@ def _option(name: str) -> inspect.Parameter:
         # Options are made before any is parsed, so the command line itself is looked at.
         hidden=meta.extra["rare"] and ALL not in sys.argv,
     )
+    # As text: `settings.load` converts the values of flags, variables and the file alike.
     kind: Any = list[str] if name in _REPEATED else str
     return inspect.Parameter(name, _KEYWORD, default=option, annotation=kind | None)

@@ -50,9 +50,9 @@ _REORDERING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 def printable(text: str) -> str:
     """Return `text` without control characters other than tabs and line feeds.
 
-    A model's output must not drive the terminal. Lone surrogates, and characters that would reorder
-    the text around them, are removed too.
+    Lone surrogates, and characters that would reorder the text around them, are removed too.
     """
+    # A model's output must not drive the terminal.
     return "".join(
         c
         for c in text
@@ -86,6 +86,7 @@ def _begun(events: Generation, pair: Pair) -> Iterator[Event]:
     with ExitStack() as shown:
         if err.is_terminal:
             timer.start()
+            # Called from the last: a line that the timer is just starting is stopped after it.
             for ends in (line.stop, timer.join, timer.cancel):
                 shown.callback(ends)
         for event in events:
@@ -117,16 +118,14 @@ def _warn_of_reading(pair: Pair, tokens: int, first: Token) -> None:
 
 @contextmanager
 def _interruptible() -> Generator[Callable[[], bool]]:
-    """Yield a function that says whether Ctrl-C was pressed; the second Ctrl-C raises.
-
-    The first one lets a decoding step end, as none can be left half done.
-    """
+    """Yield a function that says whether Ctrl-C was pressed; the second Ctrl-C raises."""
     pressed = False
 
     def press(number: int, frame: FrameType | None) -> None:
         nonlocal pressed
         if pressed:
             raise KeyboardInterrupt
+        # No decoding step can be left half done.
         pressed = True
 
     before = signal.signal(signal.SIGINT, press)
@@ -137,10 +136,7 @@ def _interruptible() -> Generator[Callable[[], bool]]:
 
 
 def painted(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield `events` unchanged, and print their text; tokens of the cloud model are coloured.
-
-    If consults (requests to the cloud model) failed, a note at the end says why the first did.
-    """
+    """Yield `events` unchanged; print their text, at the end also why a consult failed, if any."""
     problem: str | None = None
     for event in events:
         if isinstance(event, Token):
@@ -297,10 +293,7 @@ def statistics(usage: Usage, timing: Timing) -> str:
 
 
 def costed(cost: AnswerCost) -> str:
-    """Return what answers cost as text, such as "paid 0.1, saved 0.3 USD (75%)".
-
-    Saved (or lost) is measured against what the cloud model alone would have cost.
-    """
+    """Return what answers cost, and saved over the cloud alone: "paid 0.1, saved 0.3 USD (75%)"."""
     kept = "lost" if cost.saved < 0 else "saved"
     part = f" ({abs(cost.saved) / cost.alone:.0%})" if cost.alone else ""
     about = "about " if cost.estimated else ""

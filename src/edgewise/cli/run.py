@@ -149,6 +149,7 @@ def _from_stdin() -> str:
         data = sys.stdin.buffer.read(4 * MAX_PROMPT + 1)
     finally:
         waiting.cancel()
+    # `require_text` refuses surrogates, of arguments as well.
     return unmarked(data).decode("utf-8", "surrogateescape")
 
 

@@ -58,7 +58,7 @@ def serve(
     """
     flags.require_guarded(host, keys, api_key, ways="--api-key, or --keys FILE")
     flags.require_extra("serve", "fastapi", "sse_starlette", "structlog", "uvicorn", "websockets")
-    from edgewise.keys.keys import Keys
+    from edgewise.keys.keys import Keys  # only now: `require_extra` names what is missing
     from edgewise.listening.logs import REQUESTS, log_lines
     from edgewise.listening.origins import require_host, require_origin
     from edgewise.listening.server import Listener
@@ -74,7 +74,7 @@ def serve(
     # What a key finds in a cache must not be what another asked.
     options = {"slots": slots, "keep_prefixes": keys is None, "sent_file": sent_file}
     tls = (certificate, private_key)
-    with (
+    with (  # the port first: that it is taken shows before the models, which take long, are loaded
         flags.listening_at(host, port, tls, connections, reserve=OPEN_FILES) as listening,
         open_pair(chosen, **options) as pair,
         closing(Answering(pair, slots=slots, queue=queue)) as answering,
@@ -87,5 +87,5 @@ def serve(
             models += "; the cloud verifies"
         render.note(f"serving {PAIR} ({models}) at {listening.url} (page, /v1)")
         with log_lines("plain", "warning"):
-            logging.getLogger(REQUESTS).setLevel("INFO")
+            logging.getLogger(REQUESTS).setLevel("INFO")  # of libraries, only what is wrong
             asyncio.run(Listener(app, listening.socket, **listening.limits).listen())

@@ -1,8 +1,4 @@
-"""Grammars over a vocabulary, compiled by the library llguidance: which tokens may come next.
-
-A grammar comes from a client, so it may be hostile: it is compiled in a thread with a deep stack
-and within a time limit, and llguidance limits its size and the work for each token.
-"""
+"""Grammars over a vocabulary, compiled by the library llguidance: which tokens may come next."""
 
 import re
 import threading
@@ -31,9 +27,10 @@ FUEL = 100_000
 COMPILING = 2
 """How many grammars are compiled at a time. One that exceeded its time counts until it ends."""
 
+# A small model may repeat a digit for ever. No 64-bit integer has more.
 DIGITS = 20
-"""Digits in a row after which a number ends, unless its schema requires more: a small model may
-repeat one for ever. No 64-bit integer has more; an exponent ends after two."""
+"""Digits in a row after which a number ends, unless its schema requires more; an exponent has two.
+"""
 
 _FULL = re.compile(rb"(?:\d{%d}|[eE][+-]?\d\d)\Z" % DIGITS)
 # As many ids as DIGITS and an exponent can have.
@@ -61,17 +58,10 @@ class Allowed(NamedTuple):
 
 
 class Constraint:
-    """The grammar of one answer, which decides what may come next in that answer.
-
-    Each call passes all ids so far, and the position in the grammar follows from them. So nothing
-    has to be called when draft tokens are rolled back.
-    """
+    """The grammar of one answer; each call passes all ids so far, which give the place in it."""
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, *, start: int) -> None:
-        """`start` is the index of the answer's first id in the `ids` passed to the methods.
-
-        `matcher` is llguidance's `LLMatcher`, which is this constraint's own.
-        """
+        """`start` is the index of the answer's first id in `ids`; `matcher` is for this answer."""
         self._matcher, self._start, self._ends = matcher, start, tokenizer.eos_ids
         self._size, self._tokenizer = tokenizer.size, tokenizer
         self._bits = np.zeros((self._size + 31) // 32, np.uint32)
@@ -130,6 +120,7 @@ class Constraint:
     def _follow(self, ids: Sequence[int], more: Sequence[int]) -> None:
         """Move the matcher behind the answer in `ids` and then `more`, by a rollback if needed."""
         written = [*ids[self._start :], *more]
+        # By the ids alone, so that whoever rolls drafts back has nothing to call.
         same = len(self._held)
         if written[:same] != self._held:
             same = common_prefix(self._held, written)
@@ -161,8 +152,7 @@ class Grammar:
     """A compiled grammar over a tokenizer's vocabulary, for any number of answers.
 
     `shown` maps those control tokens that are part of the format, such as `[TOOL_CALLS]`, to the
-    bytes that they stand for in the answer. `unheld` names the schema keywords that the grammar
-    ignores.
+    bytes that they stand for in the answer. `unheld` names the schema keywords that are ignored.
     """
 
     def __init__(
@@ -199,6 +189,7 @@ def compiled(
     if llguidance is missing, or the grammar is invalid, too large or too slow to compile.
     """
     library, vocabulary = _library(), _vocabulary(tokenizer)
+    # A grammar comes from a client, who may mean harm.
     limits = library.LLParserLimits(initial_lexer_fuel=FUEL, verbose_errors=False)
 
     def compile() -> Grammar:
@@ -286,9 +277,11 @@ def _within(work: Callable[[], Grammar]) -> Grammar:
             _places.release()
             done.set_result(grammar)
 
+    # The stack's size is the process's own: no other thread may start with it.
     with _starting:
         before = threading.stack_size(_STACK)
         try:
+            # A compilation cannot be ended, and must not keep the process alive.
             threading.Thread(target=run, name="grammar", daemon=True).start()
         finally:
             threading.stack_size(before)

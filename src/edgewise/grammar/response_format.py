@@ -135,9 +135,8 @@ def _calling(
 ) -> str:
     """Return the grammar of tool calls, and of the text that may come in their place.
 
-    Text before the first call is free up to the call's opening; nothing may follow the calls. Small
-    models often leave out opening and end, or write a call's JSON in a Markdown fence: an answer
-    that begins like such a bare call of a given tool has to be one.
+    Text before the first call is free up to the call's opening; nothing may follow the calls. An
+    answer that begins like a bare call of a given tool has to be one (see `bare_call`).
     """
     if format.schema is not None and not style.opening:
         raise UsageError(
@@ -169,6 +168,7 @@ def _start(format: ResponseFormat, style: ToolFormat, special: Mapping[str, int]
     if format.schema is not None:
         content = schema_text(format.schema, "The schema", SchemaBudget())
         return [f"start: content | {opening} calls", f"content: %json {content}"]
+    # Small models often leave out opening and end, or write the JSON in a Markdown fence.
     rules = [*_bare_calls(format.tools), rf"BARE_END: /{BARE_END}/"]
     if not style.opening:
         return ["start: TEXT | bare", *rules]

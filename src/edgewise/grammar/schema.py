@@ -1,11 +1,6 @@
 """Prepares JSON schemas for grammars: limits their work and, where possible, forbids unnamed keys.
 
-Two things can take llguidance minutes and gigabytes. If `allOf`, `$ref`, `anyOf` or `oneOf` stand
-beside each other or beside other keywords, it expands all combinations, refs included. If one text
-must match several patterns, it builds the product of their automata. Some of that happens only
-after compiling: thirty patterns of one key compile in a millisecond, but to find the tokens that
-may begin the key's value then takes for ever, and llguidance's limit per step does not help. So
-the work is estimated here beforehand.
+Some schemas take llguidance minutes and gigabytes, so their work is estimated beforehand.
 """
 
 import math
@@ -106,6 +101,7 @@ def schema_text(
     weighing = _Weighing(found, what, left)
     # Raises for combined parts that are too much work, or that cannot be followed.
     weighing.ways(found, "", ())
+    # To open objects a small model adds keys of its own.
     if not weighing.combines:
         found = _closed(found)
     found["x-guidance"] = {"whitespace_pattern": _BLANKS, "lenient": lenient}
@@ -136,10 +132,7 @@ def _without_look_around(schema: Any, left: SchemaBudget) -> Any:
 
 
 def _closed(schema: Any) -> Any:
-    """Return the schema with objects closed: unless they say otherwise, they have no further keys.
-
-    The result allows no more than the schema. To open objects a small model adds keys of its own.
-    """
+    """Return the schema with objects closed: unless they say otherwise, they have no other keys."""
     if not isinstance(schema, Mapping):
         return schema
     made: dict[str, Any] = dict(cast(Mapping[str, Any], schema))
@@ -159,11 +152,7 @@ def _closed(schema: Any) -> Any:
 
 
 class _Weighing:
-    """Estimates the work of a schema.
-
-    `combines` becomes true if several subschemas, or one and other keywords, restrict the same
-    value.
-    """
+    """Estimates a schema's work; `combines` becomes true if several parts restrict one value."""
 
     def __init__(self, root: object, what: str, left: SchemaBudget) -> None:
         self._root, self._what, self._left = root, what, left
@@ -187,7 +176,8 @@ class _Weighing:
         for keys in (given, *(given.get(name) for name in _KEYED)):
             if isinstance(keys, Mapping) and len(cast(Mapping[str, Any], keys)) > MAX_KEYS:
                 raise self._refused(f"has more than {MAX_KEYS} keys in one object")
-        # Several parts say something of one value, so that one may name another's keys.
+        # Several parts say something of one value, so that one may name another's keys. Of these
+        # llguidance expands all combinations, refs included.
         said = len(_list(given, "allOf")) + len(given.keys() & (_APPLIED - {"allOf"}))
         combined = combined or said > 1 or (said > 0 and bool(given.keys() & _HELD))
         self.combines = self.combines or combined
@@ -209,6 +199,9 @@ class _Weighing:
             target = self._target(given["$ref"])
             if id(target) not in above:
                 _add(found, one_of([(key, target)]), add)
+        # llguidance builds the product of the automata. Thirty patterns of one key compile in a
+        # millisecond, but to find the tokens that may begin its value takes for ever, and the limit
+        # of each step does not help.
         at_a_key = max((ways for name, ways in found.items() if name != _ANY), default=0.0)
         if found.get(_ANY, 0.0) + at_a_key > math.log(MAX_WAYS):
             raise self._refused("has too many patterns that one text has to fit")

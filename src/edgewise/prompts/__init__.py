@@ -68,6 +68,7 @@ def prompt_from(
     if len(messages) == len(given):
         if system and all(message.role != "system" for message in messages):
             messages = [Message("system", system), *messages]
+        # Before a text that is far too long is rendered and tokenized, which takes seconds.
         require_fitting(tokenizer, texts_of(messages, tools), context)
         return prompt_of(tokenizer, messages, tools)
     if tools:
@@ -126,9 +127,9 @@ def prompt_ids(
     """Return the token ids of a conversation, up to where the model is to go on writing.
 
     A last message of the assistant is the answer's beginning. For a model without a chat template
-    the ids are those of the contents joined by blank lines. Only the template produces control
-    tokens: `<|im_end|>` inside a message is plain text. Raises `ModelError` if the template cannot
-    be rendered, `UsageError` if it does not support tools or for invalid tool calls.
+    the ids are those of the contents joined by blank lines. `<|im_end|>` inside a message is plain
+    text. Raises `ModelError` if the template cannot be rendered, `UsageError` for invalid calls or
+    if it does not support tools.
     """
     if has_tools(messages, tools):
         tool_format(tokenizer)
@@ -144,6 +145,7 @@ def last_turn(tokenizer: Tokenizer, prompt: Prompt) -> int:
     if not users:
         return 0
     beginning = users[-1].strip()[:_BEGINNING]
+    # Its first and last ids may be others in the prompt, where text stands beside them.
     wanted = np.array(tokenizer.encode(beginning)[1:-1], np.int32)
     ids = np.array(prompt.ids, np.int32)
     if not _FEWEST <= len(wanted) <= len(ids):

@@ -27,10 +27,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A tool call that an answer made.
-
-    `arguments` is the JSON text of an object, or the beginning of one if the answer was cut off.
-    """
+    """A tool call that an answer made; `arguments` is an object's JSON text, or its beginning."""
 
     id: str
     name: str
@@ -78,10 +75,9 @@ or token ids of the edge model."""
 
 
 def require_text(what: str, text: str) -> None:
-    """Check that a text can be part of a prompt.
+    """Raise `UsageError` for invalid Unicode, `ContextOverflow` beyond `MAX_PROMPT` characters.
 
-    Raises `UsageError` for text that is not valid Unicode, `ContextOverflow` for more than
-    `MAX_PROMPT` characters. `what` names the text in the error.
+    `what` names the text in the error.
     """
     try:
         text.encode()
@@ -178,6 +174,7 @@ def _arguments(call: ToolCall) -> object:
 
 def require_shallow(value: object, what: str) -> None:
     """Raise `UsageError` for a value nested deeper than `MAX_DEPTH`; the error calls it `what`."""
+    # Level by level: a recursion could itself be too deep.
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []

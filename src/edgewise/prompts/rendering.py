@@ -1,8 +1,7 @@
 """Rendering of chat templates, which come with downloaded models and are not trusted.
 
-They run in Jinja's sandbox, in a child process. The sandbox keeps a template away from the
-internals of Python; the process bounds its time, memory and output. A process that ran out of time
-or memory is ended; any other is kept for the next rendering. Renderings take turns.
+They run in Jinja's sandbox, in a child process with limits. A process that ran out of time or
+memory is ended; any other is kept for the next rendering. Renderings take turns.
 """
 
 import atexit
@@ -106,6 +105,7 @@ class Renderer:
 
     def close(self) -> None:
         """End the process, even during a rendering. The next rendering starts a new one."""
+        # Without the lock, which a rendering holds until its process has ended.
         process = self._process
         if process is not None:
             process.kill()
@@ -113,7 +113,8 @@ class Renderer:
             self._end()
 
     def _abandon(self) -> None:
-        """Forget the child process after a fork: it belongs to the parent of this process."""
+        """Forget the child process after a fork."""
+        # The child belongs to the parent, a thread of which may hold the lock.
         if self._process is not None:
             self._process.abandon()
         self._lock, self._process = threading.Lock(), None
@@ -123,6 +124,7 @@ class Renderer:
             return self._process
         self._end()  # somebody else ended it, and no template did
         try:
+            # Jinja's sandbox bounds what a template may call, but not its time, memory and output.
             self._process = Child(
                 "template:answer",
                 seconds=self._seconds,
@@ -166,7 +168,8 @@ atexit.register(_RENDERER.close)
 
 
 def prepare() -> None:
-    """Start the process that renders templates, without waiting; a rendering reports a failure."""
+    """Start the process that renders templates, without waiting."""
+    # A failure is reported by the rendering that needs it.
     with suppress(ModelError):
         _RENDERER.start()
 
@@ -185,9 +188,8 @@ _TRIALS: Mapping[Role, Sequence[Role]] = {
 def _contents_read(template: str, bos: str, eos: str) -> Mapping[str, bool]:
     """Return the roles whose contents a template writes, each with whether it needs lists of parts.
 
-    Found by rendering conversations that differ in one word: a template may ignore system messages,
-    or every message. If it refuses the trial, the real conversation will show why, so the role is
-    kept; only a refused system message counts as unsupported.
+    Found by rendering conversations that differ in one word. Of the roles that a template refuses
+    then, only the system's counts as unsupported.
     """
 
     def differ(role: Role, parts: Sequence[str]) -> bool | None:
@@ -207,6 +209,7 @@ def _contents_read(template: str, bos: str, eos: str) -> Mapping[str, bool]:
         plain = differ(role, ())
         if plain or differ(role, tuple(_TRIALS)):
             read[role] = not plain
+        # The real conversation will show why it was refused.
         elif plain is None and role != "system":
             read[role] = False
     return read
@@ -229,6 +232,7 @@ def render(
     template = tool_template(tokenizer) if has_tools(messages, tools) else tokenizer.chat_template
     assert template is not None
     names = {f"{one}_token": tokenizer.special_text(one) for one in ("bos", "eos")}
+    # Some templates ignore system messages, or every message, without an error.
     read, roles = _contents_read(template, *names.values()), {one.role for one in messages}
     for role in ("user", "assistant"):
         if role in roles and role not in read:
@@ -246,4 +250,5 @@ def render(
             return _RENDERER.render(template, {**variables, **names, **_ANSWER})
         except TemplateRefusal as error:
             refusals.append(error)
+    # The first is about the conversation as it was given.
     raise refusals[0]

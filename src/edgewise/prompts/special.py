@@ -3,10 +3,7 @@
 A message may contain the text of a control token, such as `<|im_end|>`, and must not produce that
 token. So marks (Unicode noncharacters) are put into the messages before they are rendered. If the
 rendered text has a control token's text with a mark inside, this came from a message, and is
-encoded as plain text. The conversation is rendered twice. The first time marks are only put inside
-whole texts of control tokens, so the template sees nearly what was said. The second time they are
-put at every character that could begin or end such a text; this also withstands templates that
-join, cut or change contents. If the two yield different control tokens, the second is used.
+encoded as plain text.
 """
 
 import re
@@ -45,14 +42,12 @@ class ControlTokens:
             sizes = self._sizes.setdefault(text[: self._head], [])
             sizes += [len(text)] if len(text) not in sizes else []
         self._begins = _any_of({text[0] for text in texts})
+        # In either case, which a template may change.
         self._first = _any_of({text[0] for text in texts if len(text) > 1}, cased=True)
         self._last = _any_of({text[-1] for text in texts if len(text) > 1}, cased=True)
 
     def could_come_of(self, text: str) -> bool:
-        """Whether a control token of two or more characters may lie in `text` or across its ends.
-
-        True if `text` has the first or last character of one, in upper or lower case.
-        """
+        """Whether a control token of at least two characters may lie in `text` or across an end."""
         return bool(self._first.search(text) or self._last.search(text))
 
     def marked(self, text: str, mark: str) -> str:
@@ -66,10 +61,7 @@ class ControlTokens:
         return mark.join([*parts, text[done:]])
 
     def guarded(self, text: str, mark: str) -> str:
-        """Return the text with `mark` inside whatever could be part of a control token's text.
-
-        It is put after each possible first character, and before each possible last one.
-        """
+        """Return the text with `mark` inside whatever could be part of a control token's text."""
         text = self._last.sub(lambda found: mark + found[0], text)
         return self._first.sub(lambda found: found[0] + mark, text)
 
@@ -86,6 +78,7 @@ class ControlTokens:
     def encode(self, tokenizer: Tokenizer, pieces: Sequence[str]) -> list[int]:
         """Return the ids of `pieces` (from `split`), with a BOS first if the model wants one."""
 
+        # Beside such a token llama.cpp drops blanks; of a piece by itself it would keep them.
         @cache
         def strips(control: str) -> tuple[bool, bool]:
             """Whether the tokenizer drops blanks before this control token, and blanks after it."""
@@ -107,6 +100,7 @@ class ControlTokens:
             if at + 1 < len(pieces) and strips(pieces[at + 1])[0]:
                 piece = piece.rstrip(_BLANKS)
             ids += tokenizer.encode(piece, special=False) if piece else []
+        # Many templates write it themselves, and it must not be there twice.
         bos = tokenizer.encode_prompt("", special=False)
         return ids if ids[: len(bos)] == bos else [*bos, *ids]
 
@@ -144,6 +138,7 @@ def _prompt_ids(
 ) -> list[int]:
     control = _control_tokens(tokenizer)
     texts = texts_of(messages, tools)
+    # Most conversations have no such text, and are rendered once.
     if not any(map(control.could_come_of, texts)):
         return tokenizer.encode_prompt(render(tokenizer, messages, tools))
     mark = _unused(f"{tokenizer.chat_template}{tool_template(tokenizer)}{''.join(texts)}")
@@ -151,6 +146,9 @@ def _prompt_ids(
     def with_marks(marks: Callable[[str, str], str]) -> str:
         return render(tokenizer, messages, tools, change=lambda text: marks(text, mark))
 
+    # With few marks, inside whole texts of control tokens, the template sees nearly what was said.
+    # With one at every character that could begin or end such a text, it may also join, cut or
+    # change contents. Where the two differ in control tokens, the first cannot be trusted.
     text = with_marks(control.marked)
     pieces, safe = control.split(text), control.split(with_marks(control.guarded))
     if pieces[1::2] != safe[1::2]:

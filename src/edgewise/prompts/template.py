@@ -49,10 +49,8 @@ def _refusal(kind: str, reason: str = "") -> bytes:
 
 
 def render(source: str, variables: dict[str, Any], longest: int) -> str:
-    """Return the output of the template `source`.
-
-    Raises `_TooLong` if it has more than `longest` characters, and any error of the template's own.
-    """
+    """Return a template's output, or raise its error; `_TooLong` beyond `longest` characters."""
+    # Piece by piece, so that an output without end stops at its limit.
     pieces: list[str] = []
     left = longest
     for piece in compiled(source).generate(**variables):
@@ -80,6 +78,7 @@ def compiled(source: str) -> Any:
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
+    # It writes as much text as it is asked for, in one piece.
     del environment.globals["lipsum"]
     environment.filters["tojson"] = _json
     environment.globals["raise_exception"] = _raise
@@ -94,7 +93,8 @@ def _json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """The filter `tojson` as transformers defines it: Jinja's own also escapes HTML."""
+    """The filter `tojson`, as transformers defines it."""
+    # Jinja's own also escapes HTML.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

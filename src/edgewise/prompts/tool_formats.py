@@ -84,10 +84,7 @@ _BARE_ARGUMENTS = ('","arguments":', '","parameters":')
 
 
 def has_call(answer: str) -> bool:
-    """Whether an answer has one of `MARKERS`, or begins like a bare call (see `bare_call`).
-
-    A bare call is recognised once its text has come to the tool's name, whatever that is.
-    """
+    """Whether an answer has one of `MARKERS`, or begins like a `bare_call`, of whatever tool."""
     if any(marker in answer for marker in MARKERS):
         return True
     found = _BARE.match("".join(answer.split()))
@@ -141,8 +138,7 @@ def plain(
     """Return the conversation with tools, calls and results written out as plain text.
 
     This is for a cloud model that is given no tools: the system message describes them, and results
-    are the user's text. Calls are written in `format`, the edge model's, so that the cloud model
-    goes on in that format.
+    are the user's text. Calls are written in `format`, the edge model's.
     """
     made: list[Message] = []
     if tools:
@@ -156,6 +152,7 @@ def plain(
         if one.role == "tool":
             one = Message("user", f"<tool_response>\n{one.content}\n</tool_response>", one.local)
         elif one.tool_calls:
+            # As the edge writes them, so that the cloud goes on in this format.
             text = f"{one.content}{format.written(one.tool_calls)}"
             one = Message("assistant", text, one.local)
         if follows and one.role == "user":

@@ -62,6 +62,7 @@ class Mlp:
                 x += self._table[step.proposed]
             if index < last:
                 np.maximum(x, 0.0, out=x)
+        # The sigmoid, without an exponential that could overflow.
         return 0.5 * (1.0 + math.tanh(0.5 * float(x[0])))
 
 

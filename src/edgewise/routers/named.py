@@ -83,10 +83,7 @@ def router_of(card: RouterCard, folder: Path) -> Router:
 
 
 def kind_beside(kind: str, folder: Path) -> str:
-    """Return the `kind` of a card as a name that can be loaded.
-
-    A file in `kind` is relative to `folder`: `file.py:Class` becomes `FOLDER/file.py:Class`.
-    """
+    """Return a card's `kind` as a name to load: `file.py:Class` becomes `FOLDER/file.py:Class`."""
     file = code_file(kind)
     return kind if file is None else f"{folder / file}{kind[len(file) :]}"
 
@@ -106,6 +103,7 @@ def identity_of(card: RouterCard, folder: Path) -> str:
 
 
 def _digest(*parts: bytes) -> str:
+    # Each by itself first, so that no bytes can move from one part into the next.
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
@@ -114,6 +112,7 @@ def _made(name: str, make: Callable[[], Router]) -> Router:
         router = make()
     except EdgewiseError:
         raise
+    # Others' code may raise anything.
     except Exception as error:
         raise UsageError(
             f"The router {name!r} cannot be made ({type(error).__name__}: {error})",

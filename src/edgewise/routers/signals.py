@@ -59,6 +59,8 @@ def _logprobs(step: Step, k: int) -> Floats:
 def _scalars(step: Step, _k: int) -> Floats:
     """Return entropy (nats), max-prob, margin and LogTokU."""
     first, second = map(math.exp, _logprobs(step, 2))
+    # LogTokU ranks tokens badly by itself: where many words would do, many logits are large, which
+    # counts as certainty. But it tells how large they are, which logprobs do not.
     _, logits = step.top(EVIDENCE)
     return np.array([step.entropy, first, first - second, logtoku(logits)], np.float32)
 
@@ -159,6 +161,7 @@ def ranks_of(values: Floats, reference: Reference) -> Floats:
         np.interp(values[..., at], known, np.linspace(0.0, 1.0, len(known)))
         for at, known in enumerate(reference)
     ]
+    # Off 0 and 1, where log-odds are infinite.
     ranks = np.clip(np.stack(quantiles, axis=-1), 0.5 / QUANTILES, 1.0 - 0.5 / QUANTILES)
     return np.concatenate([ranks, np.log(ranks / (1.0 - ranks))], axis=-1).astype(np.float32)
 
@@ -169,9 +172,6 @@ def logtoku(logits: Floats) -> float:
     Ma et al. 2025 (arXiv 2502.00290), equations 3-6: with x the logits (negative ones count as 0)
     and S their sum, AU = -sum x_i/S (digamma(x_i + 1) - digamma(S + 1)) and EU = k / (S + k). The
     result is EU * AU / log k (log k is the maximum of AU), from 0 to 1; 1 if no logit is positive.
-    As a score it ranks tokens badly: where many words would do, many logits are large, which counts
-    as certainty, and logits have no zero of their own. Beside other inputs it is useful: it tells
-    how large the logits are, which logprobs do not.
     """
     size = len(logits)
     evidence = np.maximum(logits.astype(np.float64), 0.0)

@@ -10,8 +10,9 @@ import numpy as np
 
 from edgewise.edge.base import Floats, Step, Tokenizer, Written
 
+# Bounded, so that a step of a long answer costs no more.
 TAIL = 32
-"""How many tokens of the answer's end are read at each step, so that long answers cost no more."""
+"""How many tokens of the answer's end are read at each step."""
 
 _COPULAS = frozenset(("am", "are", "be", "been", "is", "was", "were"))
 _ARTICLES = frozenset(("a", "an", "the"))

@@ -1,9 +1,7 @@
 """Thresholds that answers start with, for routers without calibrated ones, and tuned ones.
 
-The same score is common on one edge model and rare on another: the entropy of one is above half of
-its maximum at every fifth token, that of a more certain one never. So the edge model answers a few
-prompts, once for each router. The threshold to start with for a cloud share is the score that this
-share of the tokens exceeds.
+The edge model answers a few prompts, once for each router. The threshold to start with for a cloud
+share is the score that this share of the tokens exceeds.
 """
 
 import hashlib
@@ -59,6 +57,8 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
         edge.name,
         len(PROMPTS),
     )
+    # For each model: the entropy of one is above half of its maximum at every fifth token, that of
+    # a more certain one never.
     scores = own_scores(edge, router)
     if not scores:
         return {}
@@ -103,10 +103,12 @@ def _kept(record: Path | None) -> Mapping[str, float]:
 
 
 def _keep(record: Path | None, thresholds: Mapping[str, float]) -> Path | None:
-    """Store thresholds; return the file, or None if that fails: the next start measures again."""
+    """Store thresholds; return the file, or None if that fails."""
+    # Then the next start measures again.
     with suppress(OSError):
         if record:
             record.parent.mkdir(parents=True, exist_ok=True)
+            # Another process may read or write it meanwhile.
             partial = record.with_name(f"{record.name}.{os.getpid()}")
             partial.write_bytes(msgspec.json.encode(thresholds))
             return partial.replace(record)

@@ -33,6 +33,7 @@ class Entropy:
     needs, top = Needs.ENTROPY, 0
 
     def score(self, step: Step) -> float:
+        # Rounding may leave the interval, beyond which a score is refused.
         return min(1.0, max(0.0, step.entropy / math.log(step.size)))
 
 

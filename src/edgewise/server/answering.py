@@ -25,8 +25,9 @@ from edgewise.server.local_messages import LocalMessages
 PAIR = "edgewise"
 """The model id of the pair; other ids, such as `edgewise@0.05`, begin with it."""
 
+# A long prompt takes memory while it is rendered and tokenised.
 READERS = 2
-"""How many prompts are rendered and tokenised at a time: a long one takes memory."""
+"""How many prompts are rendered and tokenised at a time."""
 
 QUEUE_SECONDS = 5
 """`Retry-After` of a refusal because the queue is full, in seconds."""
@@ -85,10 +86,7 @@ class QueuePlace:
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """An event with the edge model's logprobs of some ids of the prompt; events come in order.
-
-    A `/v1/completions` request with `echo` and `logprobs` gets them before the answer's events.
-    """
+    """An event with the edge model's logprobs of some prompt ids; these come before all others."""
 
     scores: Sequence[Scored]
 
@@ -153,8 +151,7 @@ class Answering:
     async def read(self, read: Callable[[], Prompt]) -> Prompt:
         """Run `read`, which renders and tokenises a prompt, in a thread; return the prompt.
 
-        Raises `ContextOverflow` if the prompt does not fit the edge model's context, and whatever
-        `read` raises.
+        Raises `ContextOverflow` if it does not fit the edge model's context, and as `read`.
         """
         prompt = await _in_thread(self._readers, read)
         if len(prompt.ids) >= self.edge.context:
@@ -168,10 +165,7 @@ class Answering:
         return await _in_thread(self._compilers, partial(grammar_of, self.edge.tokenizer, format))
 
     async def tokenizing(self, work: Callable[[], _T]) -> _T:
-        """Run `work`, which tokenises a text, in a thread, and return its result.
-
-        All calls share one thread. Prompts are read in other threads, so they delay no `work`.
-        """
+        """Run `work`, which tokenises a text, in the thread for this, and return its result."""
         return await _in_thread(self._tokenizers, work)
 
     async def events(
@@ -220,6 +214,7 @@ class Answering:
                 if isinstance(item, Finished):
                     self._warn_if_alone(item.usage)
                 yield seen(item)
+            # Raises what ended the answer in its thread.
             work.result()
         finally:
             stop.set()
@@ -240,6 +235,7 @@ class Answering:
 
     def _warn_if_alone(self, usage: Usage) -> None:
         """Warn if consults failed and none was used; warn again only after one was used."""
+        # Else each answer would say so for as long as the cloud is away.
         if usage.alone and not self._alone:
             _log.warning("no consult of an answer could be used: the edge model wrote all of it")
         if usage.cloud_calls:

@@ -75,6 +75,7 @@ def sent(request: Request) -> dict[str, Any]:
     """
     if caller_of(request).key is not ANYBODY:
         raise ApiError(403, "This lists the answers of all keys; use /metrics instead.")
+    # Answers end in another order than they began.
     answers = sorted(pair_of(request).pair.record.answers(), key=attrgetter("at"), reverse=True)
     data = [
         {"at": one.at, "conversation": one.conversation, "answer": one.answer, **asdict(one.sums)}
@@ -87,7 +88,7 @@ def sent(request: Request) -> dict[str, Any]:
 async def health(request: Request) -> dict[str, Any]:
     """Report that the server runs, with which models, and whether consults are paused.
 
-    Without a valid key the models' names are left out, since they may be addresses and paths.
+    Without a valid key the models' names are left out.
     """
     answering, known = pair_of(request), request.app.state.callers.find(request) is not None
     clouds = ", ".join(one.name for one in answering.pair.clouds)
@@ -97,6 +98,7 @@ async def health(request: Request) -> dict[str, Any]:
     drawn = answering.pair.chat_sampling or sampling_of(answering.settings)
     return {
         "status": "ok",
+        # Names may be addresses and paths.
         "edge": answering.edge.name if known else "edge",
         "edge_parameters": answering.edge.parameters,
         "cloud": (clouds if known else "cloud") if clouds else None,
@@ -170,6 +172,7 @@ class PageFiles(StaticFiles):
     async def get_response(self, path: str, scope: Scope) -> Response:
         asked = f"{scope['method']} {scope['path'][:80]!a}"
         try:
+            # As GET, so that POST to a wrong path is a 404 that says where the API is, and no 405.
             found = await super().get_response(path, {**scope, "method": "GET"})
         except HTTPException as error:
             where = "the API is at /v1, and GET /openapi.json lists it"
@@ -195,8 +198,7 @@ class Guard:
     """Middleware for limits, counts and headers of every request.
 
     It refuses bodies of more than `MAX_BODY` bytes while they arrive, counts requests by route and
-    status, logs a line for each, answers HEAD like GET (uvicorn then sends no body), and adds
-    security headers for browsers, such as `Content-Security-Policy`.
+    status, logs a line for each, answers HEAD like GET, and adds security headers for browsers.
     """
 
     def __init__(self, app: ASGIApp, counter: Counter) -> None:
@@ -211,6 +213,7 @@ class Guard:
         state = scope.setdefault("state", {})
         # Filled while the answer is written, so that a cut answer is logged with what it had.
         state["written"] = collections.Counter[str]()
+        # uvicorn knows of HEAD, and sends no body.
         own = {**scope, "method": "GET"} if method == "HEAD" else scope
 
         async def limited() -> Message:
@@ -257,9 +260,10 @@ _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class Metrics(Collector):
-    """A server's Prometheus metrics, in a registry of its own: several servers fit in a process."""
+    """A server's Prometheus metrics."""
 
     def __init__(self, answering: Answering) -> None:
+        # Of its own, so that several servers fit in a process.
         self.registry = CollectorRegistry()
         self._queue, self._billing = answering.queue, answering.pair.billing
         self.registry.register(self)
@@ -273,14 +277,12 @@ class Metrics(Collector):
         self._consult = self._histogram("consult_seconds", "Seconds of a consult.")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield gauges: answers running and waiting and, with a price list, three costs so far.
-
-        They are what consults cost, what the cloud alone would have cost, and the difference.
-        """
+        """Yield gauges: answers running and waiting and, with a price list, three costs so far."""
         queue = self._queue
         yield GaugeMetricFamily("edgewise_running", "Answers being decoded.", queue.running)
         yield GaugeMetricFamily("edgewise_waiting", "Answers in the queue.", queue.waiting)
         if self._billing is not None:
+            # Read on demand, so that answers that were cut count, too.
             costs = self._billing.savings()
             for name, help, value in (
                 ("paid_total", "What consults cost, in the price list's currency.", costs.paid),

@@ -22,11 +22,7 @@ PLACE_SECONDS = 1
 
 
 class Callers:
-    """Checks the API keys of requests, and enforces the limits of the keys in a file.
-
-    What a key has used is counted in this process. Each key of a file is a tenant: its replies
-    leave out counts that could reveal other keys' prompts.
-    """
+    """Checks requests' API keys, and counts in this process towards the limits of a file's keys."""
 
     def __init__(self, *, api_key: str | None = None, keys: Keys | None = None) -> None:
         """Accept one `api_key`, or the `keys` of a file; without both, every request."""
@@ -83,9 +79,9 @@ class Caller:
         """Hold a place in `queue` while the context is open; yield the place.
 
         The place counts as a concurrent answer of its key until it is over, which may be after the
-        context: an answer whose client has left takes a while to stop. Charges the key for the
-        request at once, and on closing for the tokens that `seen` counted. Raises `ApiError` 429 if
-        the queue is full, or at the key's limit of answers, or of requests or ids a second.
+        context. Charges the key for the request at once, and on closing for the tokens that `seen`
+        counted. Raises `ApiError` 429 if the queue is full, or at the key's limit of answers, or of
+        requests or ids a second.
         """
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:
@@ -93,6 +89,8 @@ class Caller:
         # Before the count goes up: a full queue takes nothing of the key's limit.
         place = queue.enter()
         answers[self.name] += 1
+        # Not when the client leaves: its answer holds a slot until its thread has stopped, and one
+        # session could take all slots, one after the other.
         place.over.add_done_callback(lambda _: answers.subtract((self.name,)))
         try:
             async with self._callers.limits.spending(self.key, 0) as self._spent:
@@ -103,19 +101,16 @@ class Caller:
             place.leave()
 
     def read(self, prompt: Prompt) -> Prompt:
-        """Count the prompt's ids towards the key's rate of ids; return the prompt with `owner` set.
-
-        The owner is the key's name: the record of what was sent tells keys' conversations apart.
-        """
+        """Count a prompt's ids towards the key's rate; return it, with the key's name as owner."""
         self._callers.limits.charge(self.key, len(prompt.ids))
+        # The record of what was sent keeps the conversations of keys apart by it.
         return replace(prompt, owner=self.name)
 
     def seen(self, event: AnswerEvent) -> AnswerEvent:
         """Count a `Token` towards the key's rate of ids; return the event as the client may see it.
 
         With a file of keys, `Finished` loses the cost and the cloud's counts of cached and computed
-        prompt tokens, which could tell what other keys sent. Raises `ApiError` 401 if the key was
-        revoked or has expired.
+        prompt tokens. Raises `ApiError` 401 if the key was revoked or has expired.
         """
         if isinstance(event, Token):
             self._spent.computed += 1

@@ -186,10 +186,10 @@ async def answered(
     """Answer the conversation in `body`; return the HTTP response.
 
     `reply` is the API's `Writer` class. With `joins` adjacent messages of one role are merged in
-    the prompt. Local messages (only trusted clouds may see them) are remembered first: sent again
-    without the mark, they stay local even if this is refused. Raises `ApiError` or `EdgewiseError`.
+    the prompt. Raises `ApiError` or `EdgewiseError`.
     """
     answering = pair_of(request)
+    # Before anything is refused: sent again without the mark, local messages stay local.
     marks = await marked(request, body.edgewise, body.turns())
     format = body.answer_format()
     read = prompt_reader(answering, joined_turns(marks) if joins else marks, format)

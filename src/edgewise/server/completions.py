@@ -92,13 +92,13 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 def _prompt_text(edge: EdgeModel, body: CompletionRequest) -> str:
-    """Return the prompt as text, without unknown ids; empty for too many ids (refused later)."""
+    """Return the prompt as text, without unknown ids; empty for too many ids."""
     prompt, tokenizer = body.prompt, edge.tokenizer
     if isinstance(prompt, str):
         return prompt
     if len(prompt) >= edge.context:
         return ""
-    # An unknown id is refused later, by a sentence of its own.
+    # Too many ids, or an unknown one, are refused later, by sentences of their own.
     pieces = (tokenizer.piece(one) for one in prompt if one < tokenizer.size)
     return b"".join(pieces).decode("utf-8", "replace")
 
@@ -176,14 +176,16 @@ class TextReply(ChunkWriter):
 
     def _alternatives(self, known: Sequence[Candidate]) -> dict[str, float]:
         """Return the requested number of logprobs by text; of ids with one text, the highest."""
+        # The best are first, and an object has one value for a text.
         best: dict[str, float] = {}
         for one in known[: self.request.candidates]:
             best.setdefault(self.text(one.id), one.logprob)
         return best
 
 
+# A longer one would take memory from the answers beside it.
 MAX_TOKENIZED = 1 << 20
-"""Maximum length of a text to tokenise, in characters: a long one takes memory beside answers."""
+"""Maximum length of a text to tokenise, in characters."""
 
 
 class TokenizeRequest(Strict):
@@ -252,6 +254,7 @@ def _asked(request: Request, model: str | None) -> Answering:
 
 
 def _written(tokenizer: Tokenizer, token: int) -> bytes:
-    """Return the bytes of a token; a special token has its text, which `tokenize` reads back."""
+    """Return the bytes of a token, of a special token its text."""
+    # `tokenize` reads it back as this token.
     special = tokenizer.special.get(token)
     return tokenizer.piece(token) if special is None else special.encode()

@@ -1,8 +1,4 @@
-"""Error replies in OpenAI's form, or in Anthropic's form for Anthropic's endpoints.
-
-An error of the library may name a setting. If requests have a field of that name, the reply names
-the field; otherwise only the operator can change it, and the reply calls it the server's setting.
-"""
+"""Error replies in OpenAI's form, or in Anthropic's form for Anthropic's endpoints."""
 
 import math
 import re
@@ -63,6 +59,7 @@ def come_back(message: str, seconds: float, *, code: str = "rate_limit_exceeded"
 def _raised(error: EdgewiseError, prompt: str | None) -> ApiError:
     setting = error.setting
     own = setting in REQUEST_FIELDS
+    # What is no field of requests only the operator can change.
     error.where = f"the server's setting {setting}" if setting and not own else None
     message = str(error)
     param = _OTHERWISE.get(setting or "", setting) if own else None
@@ -135,17 +132,16 @@ def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
         message = f"This address takes {allowed}." if allowed else f"{error.detail.rstrip('.')}."
         code = "context_length_exceeded" if error.status_code == 413 else None
         return ApiError(error.status_code, message, code=code, headers=error.headers)
+    # A bug, whose message may quote anything.
     return ApiError(500, "The server failed; its log says how.", code="internal_error")
 
 
 def _invalid(problems: Sequence[Any]) -> ApiError:
-    """Return an error 400 with one of pydantic's validation problems as a sentence.
-
-    It is the first of those deepest in the body: they belong to the member of a union that was
-    meant. A problem of a wrong type counts only if no other is as deep.
-    """
+    """Return an error 400 with one of pydantic's validation problems as a sentence."""
+    # In a union each member has problems; the deepest are those of the member that was meant.
     deepest = max(len(_names(one["loc"])) for one in problems)
     furthest = [one for one in problems if len(_names(one["loc"])) == deepest]
+    # Members that were not meant mostly find a wrong type.
     meant = [one for one in furthest if not one["type"].endswith("_type")]
     problem = meant[0] if meant else furthest[0]
     kind, context = problem["type"], problem.get("ctx", {})

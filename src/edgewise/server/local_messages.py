@@ -15,16 +15,16 @@ from edgewise.prompts import Message
 KEPT = 100_000
 """How many texts are remembered for each owner from requests whose answer has begun."""
 
+# Kept apart, so that a flood of refused requests evicts none of those above.
 ASKED = 10_000
-"""How many texts are remembered for each owner from all its requests, kept apart from those above:
-a flood of refused requests evicts none of them."""
+"""How many texts are remembered for each owner from all its requests."""
 
 LONG = 16
 """Length, in bytes of letters and digits, from which a text is also found inside other texts."""
 
+# Shorter beginnings are common to many answers.
 BEGUN = 64
-"""Length, in bytes of letters and digits, of the beginning by which an answer is recognised:
-shorter beginnings are common to many answers."""
+"""Length, in bytes of letters and digits, of the beginning by which an answer is recognised."""
 
 MOST_COMPARED = 1 << 28
 """Maximum bytes compared to look for local texts inside the texts of one request. A text that would
@@ -66,10 +66,7 @@ def _plain(text: str) -> bytes:
 
 
 class LocalAnswer:
-    """An answer to local messages; it is local too, so how it begins is remembered.
-
-    A client may stop the answer at any token and send back what it got, in another request.
-    """
+    """An answer to local messages; it is local too, so how it begins is remembered."""
 
     def __init__(self, known: "LocalMessages", owner: str) -> None:
         self._known, self._owner = known, owner
@@ -77,6 +74,7 @@ class LocalAnswer:
 
     def wrote(self, text: str) -> None:
         """Add the answer's next `text`; remember how reasoning, text and calls' arguments begin."""
+        # At each token: a client may stop there, and send back what it got in another request.
         *before, self._text = _ANEW.split(self._text + text)
         self._begins = self._begins or bool(before)
         if self._begins:
@@ -92,10 +90,7 @@ class _Search:
 
 
 class _Texts:
-    """Hashes of up to `most` texts of one owner; the oldest is forgotten first.
-
-    They are Python's own hashes of bytes, whose key is random in each process.
-    """
+    """Hashes of up to `most` texts of one owner; the oldest is forgotten first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -111,7 +106,9 @@ class _Texts:
         With a `writer` (a role) only a whole message of that role is recognised; with "" the text
         is also found inside other messages.
         """
+        # Python's own hash: its key is random in each process, so no client can make two collide.
         key = writer, (len(plain), hash(plain))
+        # The oldest is the first, and one that comes again is the newest.
         self._known.pop(key, None)
         self._known[key] = begin = hash(plain[:LONG])
         if not writer:
@@ -149,10 +146,9 @@ class _Texts:
 class LocalMessages:
     """Remembers local messages (for trusted clouds only) as hashes, as long as the server runs.
 
-    A message is recognised by its own text and its owner (a key's name), not by its conversation:
-    clients shorten histories, join messages, and quote them in other requests. Each owner has two
-    stores: at most `most` texts of requests whose answer has begun, and at most `most_asked` of all
-    its requests. Any thread may call.
+    A message is recognised by its own text and its owner (a key's name). Each owner has two stores:
+    at most `most` texts of requests whose answer has begun, and at most `most_asked` of all its
+    requests. Any thread may call.
     """
 
     def __init__(self, *, most: int = KEPT, most_asked: int = ASKED) -> None:
@@ -184,6 +180,7 @@ class LocalMessages:
         last, searched = len(messages) - 1, _Search()
         for number, message in enumerate(messages):
             marked = message.local or (local and number == last)
+            # Not by the conversation: clients shorten it, join messages, and quote them elsewhere.
             inside = {*_texts(message), *(parts[number] if parts and search else ())}
             known = search and not local_only and self._knows(owner, message.role, inside, searched)
             local_only = local_only or marked or known
@@ -192,10 +189,9 @@ class LocalMessages:
         return seen
 
     def answered(self, messages: Iterable[Message], *, owner: str = "") -> None:
-        """Remember the local ones among `messages`, whose answer has begun.
+        """Remember the local ones among `messages`, whose answer has begun, apart from `marked`.
 
-        They are kept apart from those that `marked` remembers, so no flood of refused requests
-        evicts them. `owner` is the name of the client's API key ("" without a key file).
+        `owner` is the name of the client's API key ("" without a key file).
         """
         self._add(self._answered, owner, messages)
 

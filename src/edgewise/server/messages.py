@@ -79,8 +79,9 @@ Block = Annotated[
 
 
 class AnthropicTurn(RoleTurn):
-    """A message. Newer clients also send `system` messages between the others."""
+    """A message."""
 
+    # Newer clients send `system` messages between the others, too.
     role: Literal["user", "assistant", "system"]
     content: BoundedText | Annotated[list[Block], Field(max_length=MAX_MESSAGES)]
 
@@ -152,8 +153,8 @@ class ContextManagement(Strict):
     edits: Annotated[list[ContextEdit], Field(max_length=10)] | None = None
 
 
-# The beginning of a line for billing, which Claude Code sends first in its system prompt. It
-# differs in each request, so nothing behind it could be reused from the KV cache.
+# A line for billing, which Claude Code sends first in its system prompt, begins so. It differs in
+# each request, so nothing behind it could be reused from the KV cache.
 _BILLING = "x-anthropic-billing-header:"
 
 

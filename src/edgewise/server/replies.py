@@ -69,8 +69,7 @@ class Writer(ABC):
     ) -> None:
         """`calls` finds the tool calls in the answer's text; None: there can be none.
 
-        `local`: the answer belongs to a conversation that only trusted clouds may see; the writer
-        may say so in the reply.
+        `local`: only trusted clouds may see the conversation; the writer may say so in the reply.
         """
         self.request, self.calls, self.local = request, calls, local
         self.tokenizer = tokenizer
@@ -361,6 +360,7 @@ async def _streamed(writer: Writer, events: AsyncGenerator[AnswerEvent]) -> Asyn
             async for event in events:
                 for chunk in writer.more(event):
                     yield framed(chunk)
+    # The status was sent, so that the client can only be told in the stream.
     except Exception as error:
         if not isinstance(error, ApiError | EdgewiseError):
             _log.exception("an answer failed")
@@ -379,6 +379,7 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
     answering, caller = pair_of(request), caller_of(request)
     local = decoding.messages[-1].local
     async with AsyncExitStack() as held:
+        # Before the prompt is read, which takes memory and a thread: a full queue refuses at once.
         place = await held.enter_async_context(admitted(request))
         prompt = caller.read(await unless_gone(request, answering.read(decoding.read)))
         grammar = await unless_gone(request, answering.grammar(decoding.format))

@@ -37,7 +37,6 @@ from edgewise.server.errors import ApiError, shown
 MAX_MESSAGES = 1024
 MAX_PARTS = 4096
 """Maximum number of parts and tool calls of all messages together."""
-
 MAX_CHARACTERS = 4 << 20
 MAX_IDS = 1 << 20
 MAX_STOPS = 16
@@ -62,25 +61,23 @@ _HALF = re.compile(
 
 
 class _JsonRequest(Request):
-    """A request whose JSON is read strictly, except for halves of surrogate pairs.
-
-    Python's own reader accepts NaN and numbers beyond any range. A client that cuts a text inside
-    an emoji sends half of a pair, which becomes U+FFFD as in browsers: if it were refused, a
-    conversation that contains one could never go on.
-    """
+    """A request whose JSON is read strictly; half of a surrogate pair becomes U+FFFD."""
 
     async def json(self) -> Any:
         body = (await self.body()).removeprefix(_BYTE_ORDER_MARK)
         try:
             with suppress(msgspec.DecodeError):
+                # Python's own reader accepts NaN, and numbers beyond any range.
                 return msgspec.json.decode(body)
+            # A client that cuts a text inside an emoji sends half of a pair. If it were refused, a
+            # conversation that has one could never go on; browsers show U+FFFD, too.
             return msgspec.json.decode(_HALF.sub(rb"\\ufffd", body))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise json.JSONDecodeError(str(error), "", 0) from error
 
 
 class JsonRoute(APIRoute):
-    """A route that reads its JSON body strictly, after the caller's API key was accepted.
+    """A route that reads its JSON body strictly.
 
     Raises `ApiError` 401 or 403 for the key, 415 for a compressed body, before FastAPI reads it.
     """
@@ -89,6 +86,7 @@ class JsonRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def read(request: Request) -> Response:
+            # First: the body of a stranger is not read.
             await request.app.state.callers.check(request)
             if encoding := request.headers.get("content-encoding"):
                 message = f"The body's encoding {shown(encoding)} cannot be read; send it plain."
@@ -186,6 +184,7 @@ def by_type(default: str = "", *, others: bool = False) -> Discriminator:
 
 
 BoundedText = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+# To report a million wrong ids would take seconds.
 TokenIds = Annotated[
     list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(max_length=MAX_IDS, fail_fast=True)
 ]
@@ -209,7 +208,8 @@ CallId = Annotated[str, Field(max_length=200)]  # of some servers it is empty
 
 
 def _json_text(given: object) -> object:
-    """Return arguments as JSON text: some servers send an object, or null for none."""
+    """Return a call's arguments as JSON text; text is returned unchanged."""
+    # Some servers' answers have an object, or null for none.
     if given is None or isinstance(given, dict):
         return msgspec.json.encode(cast(object, given) or {}).decode()
     return given
@@ -220,8 +220,9 @@ Arguments = Annotated[str, Field(max_length=MAX_ARGUMENTS), BeforeValidator(_jso
 
 
 class TextPart(Strict):
-    """A text part of a message; fields that servers add to their answers' parts are ignored."""
+    """A text part of a message."""
 
+    # Servers add these to the parts of their answers, which clients send back.
     ignores = frozenset(
         {
             *("annotations", "cache_control", "citations", "logprobs", "prompt_cache_breakpoint"),
@@ -267,11 +268,10 @@ def turn(
     call_id: str | None = None,
     local: bool = False,
 ) -> ChatTurn:
-    """Return the `ChatTurn` of a message.
+    """Return the `ChatTurn` of a message: the texts in `content`, joined with `between`.
 
-    The texts in `content` are joined with `between`. `calls` are the tool calls of the message. If
-    it is the result of a call, `call_id` is that call's id. A `local` message may be sent to
-    trusted clouds only.
+    `calls` are the tool calls of the message. If it is the result of a call, `call_id` is that
+    call's id. A `local` message may be sent to trusted clouds only.
     """
     texts = texts_in(content)
     message = Message(
@@ -290,6 +290,7 @@ def limit_parts(turns: object) -> object:
     Raises a validation error if they have more than `MAX_PARTS` parts and tool calls together.
     """
     if isinstance(turns, list):
+        # What is beyond is refused by the number of messages.
         first = cast(list[object], turns)[:MAX_MESSAGES]
         parts = [part for turn in first for part in _parts(turn)]
         if len(parts) + sum(len(_parts(part)) for part in parts[:MAX_PARTS]) > MAX_PARTS:
@@ -424,8 +425,7 @@ class EdgewiseOptions(Strict):
 
     With `provenance` the reply says of each token which model wrote it and why. With `pending` a
     stream also has the draft tokens that the edge model writes while it waits for the cloud model.
-    With `cloud` "none" the last message and all after it are local: only trusted clouds may see
-    them.
+    With `cloud` "none" the last message and all after it are local, for trusted clouds only.
     """
 
     provenance: bool = False

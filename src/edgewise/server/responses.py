@@ -181,6 +181,7 @@ class ResponsesWriter(EventWriter):
 
     @cached_property
     def _head(self) -> dict[str, Any]:
+        # Nothing is stored, whatever the request says of it.
         echoed = self.request.model_dump(
             include=set(_DEFAULTS), by_alias=True, exclude_none=True, exclude={"store"}
         )
