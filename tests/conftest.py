@@ -35,7 +35,7 @@ sys.modules["rfc3987_syntax"] = None
 
 TESTS = Path(__file__).parent
 # What `make test` leaves to `make test-deep`: tests of the laboratory, by their folder, and
-# tests that start a program, by the fixture that starts it. Others say `pytest.mark.deep`.
+# tests that start a program, by the fixture that starts it. Others that take seconds say so.
 DEEP_FOLDERS = {"bench", "benchmarks", "evaluation", "pocket", "smollm2", "training"}
 DEEP_FIXTURES = {"browser", "linked", "redis_url"}
 

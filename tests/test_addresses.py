@@ -189,6 +189,7 @@ def test_a_token_opens_a_private_repository(hub: Hub, tmp_path: Path) -> None:
     assert "'own/none'" in missing
 
 
+@pytest.mark.deep
 def test_what_was_downloaded_needs_no_hub(tmp_path: Path) -> None:
     """What is not there is a sentence, which names what stands in the way."""
     addresses = ["own/zoo", "own/zoo:Q4_K_M", "own/split", "hf://own/zoo@v1/zoo-Q8_0.gguf"]
@@ -216,6 +217,7 @@ def test_what_was_downloaded_needs_no_hub(tmp_path: Path) -> None:
 UNUSABLE = {"ALL_PROXY": "socks5://[::1]:1", "HTTPS_PROXY": "ftp://x", "HF_HUB_ETAG_TIMEOUT": "a"}
 
 
+@pytest.mark.deep
 def test_a_variable_that_stops_the_hubs_client_is_a_sentence(hub: Hub, tmp_path: Path) -> None:
     """What was downloaded is used all the same, but where the client cannot even be imported."""
     (path,) = found(tmp_path, hub.endpoint, "own/zoo")
@@ -225,6 +227,7 @@ def test_a_variable_that_stops_the_hubs_client_is_a_sentence(hub: Hub, tmp_path:
         assert late.startswith("! "), variable
 
 
+@pytest.mark.deep
 def test_a_download_that_breaks_off_is_resumed_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
     hub.cuts = 1
     (path,) = found(tmp_path, hub.endpoint, "own/large")
@@ -238,6 +241,7 @@ def test_a_download_that_breaks_off_is_resumed_where_it_stopped(hub: Hub, tmp_pa
     assert len(hub.asked("GET", "/resolve/")) == 2
 
 
+@pytest.mark.deep
 def test_a_download_that_never_ends_well_is_a_sentence(hub: Hub, tmp_path: Path) -> None:
     hub.cuts = 99
     (said,) = found(tmp_path, hub.endpoint, "own/zoo")
@@ -255,6 +259,7 @@ SMALL_DISK = """[
 ][1]"""
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(os.name == "nt", reason="has no such limit")
 def test_a_disk_that_takes_no_download_is_named_and_not_the_hub(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
@@ -348,6 +353,7 @@ LIES = (
 )
 
 
+@pytest.mark.deep
 def test_headers_that_lie_end_in_a_sentence_or_in_the_caches_folder(tmp_path: Path) -> None:
     """However many replies were honest before: what is checked is what is acted on."""
     home = tmp_path / "a" / "b" / "home"

@@ -208,6 +208,7 @@ def test_the_health_check_asks_the_gateway() -> None:
         assert code(*here) == 1
 
 
+@pytest.mark.deep
 def test_waiting_ends_when_an_engine_answers() -> None:
     port = lasting_port()
     urls = [f"http://127.0.0.1:{lasting_port()}/health", f"http://127.0.0.1:{port}/health"]

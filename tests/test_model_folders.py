@@ -74,6 +74,7 @@ FOUND: dict[str, list[object] | str] = {
 }
 
 
+@pytest.mark.deep
 def test_of_repositories(tmp_path: Path) -> None:
     def told(*addresses: str) -> dict[str, object]:
         call, here = f"{fetched.__name__}(address)", "tests.test_model_folders"

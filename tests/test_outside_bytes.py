@@ -246,6 +246,7 @@ def parquet() -> bytes:
     return sink.getvalue().to_pybytes()
 
 
+@pytest.mark.deep
 @given(bytes_like(parquet()))
 def test_a_hub_datasets_file(folder: Path, data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patched:

@@ -376,6 +376,7 @@ def test_a_reader_that_leaves_early_is_no_failure_to_report(tmp_path: Path) -> N
     assert piped(left, "run", "Hello", "--json", folder=tmp_path).err == "code 1\n"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_ends_nothing(tmp_path: Path, closed: str) -> None:
     asked = ("run", "Hello", "--max-tokens", "2")

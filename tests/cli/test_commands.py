@@ -105,6 +105,7 @@ def test_odd_environments(
     assert said in (done.stderr if done.returncode else done.stdout)
 
 
+@pytest.mark.deep
 def test_flags_reach_the_answer(edgewise: Edgewise, bpe_path: Path) -> None:
     whole = answer(edgewise, PROMPT)
     assert ids(answer(edgewise, PROMPT, "--max-tokens", "2")) == ids(whole)[:2]
@@ -131,6 +132,7 @@ def test_flags_reach_the_answer(edgewise: Edgewise, bpe_path: Path) -> None:
     assert first == again != other
 
 
+@pytest.mark.deep
 def test_plain_output_is_the_text_and_a_summary(edgewise: Edgewise) -> None:
     text = answer(edgewise, PROMPT)["text"]
     result = edgewise("run", PROMPT)
@@ -184,6 +186,7 @@ def test_printable_drops_controls_and_keeps_the_rest(text: str) -> None:
     assert "".join(c for c in shown if c.isalnum() or c in " \n\t").startswith(kept)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}])
 def test_the_clouds_tokens_have_colour(tmp_path: Path, variables: dict[str, str]) -> None:
     with closing(Terminal(tmp_path, "run", PROMPT, "--router", "constant:1", **variables)) as shown:
@@ -192,6 +195,7 @@ def test_the_clouds_tokens_have_colour(tmp_path: Path, variables: dict[str, str]
     assert ("31m" in text) is not bool(variables)
 
 
+@pytest.mark.deep
 def test_a_cloud_of_another_vocabulary(edgewise: Edgewise, other_path: Path) -> None:
     pair = ("--edge", str(other_path), "--cloud", "bundled", "--threshold", "0.1")
     told = edgewise("doctor", *pair[:4])
@@ -224,6 +228,7 @@ def test_help_is_a_flag_a_command_and_the_default(edgewise: Edgewise, command: s
     assert edgewise("--version").out.startswith("edgewise 0.")
 
 
+@pytest.mark.deep
 def test_a_document_on_stdin_joins_the_prompt(cli: Run, edgewise: Edgewise) -> None:
     asked = ("run", "--cloud", "none")
     whole, alone = (edgewise(*asked, said).out for said in (f"{QUESTION}\n\nin short\n", QUESTION))
@@ -235,6 +240,7 @@ RUN = (sys.executable, "-m", "edgewise", "run", QUESTION)
 PIPES: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
+@pytest.mark.deep
 def test_an_endless_stdin_is_told_of(tmp_path: Path) -> None:
     with subprocess.Popen(RUN, cwd=tmp_path, stdin=subprocess.PIPE, **PIPES) as process:
         assert b"reading stdin until it ends" in process.stderr.readline()
@@ -299,6 +305,7 @@ def test_demo_compares_the_three_as_the_readme_shows(edgewise: Edgewise) -> None
     assert [line for line in shown.splitlines() if line not in told] == []
 
 
+@pytest.mark.deep
 def test_demo_shows_three_answers_that_the_cloud_saves(cli: Run) -> None:
     done = cli("demo", "--questions", "2")
     questions = {one.id: one for one in pocketqa().questions}
@@ -359,6 +366,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 LINE_IS_ERASED = "\x1b[2K"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("who", ["edge", "cloud"])
 def test_a_terminal_is_told_what_is_read_before_a_token(told: io.StringIO, who: str) -> None:
     prompt = "sky? " * 20

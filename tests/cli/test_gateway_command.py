@@ -128,6 +128,7 @@ def test_a_key_expires(edgewise: Edgewise) -> None:
     assert "2026-01-01 00:00 (over)" in listed
 
 
+@pytest.mark.deep
 def test_a_quota_survives_a_kill(edgewise: Edgewise, engine: ScriptedEngine) -> None:
     add = ("keys", "add", "laptop", *FILE, "--tokens-per-day", "8")
     secret = edgewise(*add).out.strip()

@@ -36,6 +36,7 @@ def listed(edgewise: Edgewise) -> dict[str, dict[str, Any]]:
     return {one["address"]: one for one in edgewise.json("models", "list")}
 
 
+@pytest.mark.deep
 def test_what_ships_or_is_pulled_is_listed_and_loads(
     edgewise: Edgewise, cli: Run, hub: Hub
 ) -> None:
@@ -89,6 +90,7 @@ def test_names_are_taken_in_any_case(edgewise: Edgewise) -> None:
     assert settings_of({"cloud": None}).cloud is None
 
 
+@pytest.mark.deep
 def test_a_short_name_offline_says_how_to_get_it(cli: Run, tmp_path: Path) -> None:
     asked = ("run", "Hello", "--cloud", "none", "--edge")
     away: Any = {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(tmp_path), "code": 2}

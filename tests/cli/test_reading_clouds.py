@@ -29,6 +29,7 @@ def reader() -> Iterator[ChatReader]:
         yield served
 
 
+@pytest.mark.deep
 def test_what_it_did_is_shown_and_counted(edgewise: Edgewise, reader: ChatReader) -> None:
     done = edgewise("run", PROMPT, "--cloud", reader.url, "--stats")
     assert done.out.startswith("It is in Central America.")
@@ -58,6 +59,7 @@ def test_doctor_says_what_it_can_do_and_measures(edgewise: Edgewise, reader: Cha
     assert not reader.asked
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("probed", [(2, None), (1, None), (2, "Two and two are four.")])
 def test_a_weak_reader_mends_nothing(
     edgewise: Edgewise, reader: ChatReader, probed: Verdict
@@ -274,6 +276,7 @@ def test_a_providers_key_goes_to_its_host_unless_a_file_names_the_cloud(
     assert "sk-secret" not in done.err + done.out
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "command",
     [
@@ -291,6 +294,7 @@ def test_what_needs_tokens_is_refused(edgewise: Edgewise, reader: ChatReader, co
     assert not reader.asked
 
 
+@pytest.mark.deep
 def test_an_evaluation_has_a_row_of_what_is_read(edgewise: Edgewise, reader: ChatReader) -> None:
     def systems(*flags: str) -> set[str]:
         told = edgewise.json("eval", "pocketqa", "--limit", "3", "--calibration", "1", *flags)

@@ -189,6 +189,7 @@ def test_an_api_that_breaks_at_other_paths_is_asked_as_it_likes() -> None:
         assert {"ollama", "500", "restarts"} <= {*re.findall(r"\w+", found.value.message)}
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("host", ["host..invalid", "x" * 64 + ".invalid"])
 def test_a_host_whose_name_cannot_be_one_is_not_reached(host: str) -> None:
     url = f"http://{host}"

@@ -249,6 +249,7 @@ def test_a_gateway_that_fails_says_why(
     assert len(str(raised)) < 1000
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("how", ["refused", "503"])
 def test_a_link_is_tried_until_the_deadline(
     made: FakeGateway, cloud: GatewayCloud, how: str

@@ -140,6 +140,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[Way]:
         yield Way(cloud, engine, FORMS[dialect])
 
 
+@pytest.mark.deep
 def test_every_bad_reply_is_a_failed_consult_and_the_answer_the_edges(way: Way) -> None:
     bodies = {str(kind)[:80]: said(way.form, kind) for kind in KINDS}
     bodies = {name: body for name, body in bodies.items() if body != said(way.form, {})}
@@ -268,6 +269,7 @@ OF_SERVERS = {"content filter", "tool call", "broken off"}
 """What a llama-server never says."""
 
 
+@pytest.mark.deep
 def test_what_goes_wrong_is_a_reason_on_the_token(engine: ScriptedEngine) -> None:
     for what, (fault, reason) in WRONG.items():
         if what in OF_SERVERS and engine.speaks == "llama-server":

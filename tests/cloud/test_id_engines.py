@@ -454,6 +454,7 @@ def test_closing_gives_up_what_runs_and_then_hangs_up() -> None:
     assert not [one for one in set(threading.enumerate()) - others if one.name == "cloud"]
 
 
+@pytest.mark.deep
 @given(st.lists(st.floats(0, 0.01), min_size=1, max_size=8), st.floats(0, 0.01))
 def test_whoever_submits_while_it_closes_gets_an_end(pauses: list[float], wait: float) -> None:
     """No future stays open, whenever it was asked for."""

@@ -88,6 +88,7 @@ def reply_to(cloud: Tokenizer, text: str, sent: str, tokens: int) -> tuple[bytes
     return data[behind:], tokens >= len(ids)
 
 
+@pytest.mark.deep
 @given(text=texts, names=st.tuples(name, name), rng=st.randoms(use_true_random=False))
 def test_two_that_mean_one_text_write_it(known: Known, text: str, names: Any, rng: Random) -> None:
     """The edge writes some tokens, the cloud some words, to the end: the same bytes."""

@@ -76,6 +76,7 @@ FREE = Limits(alone=False)
 IDS = list(b"Q: sky? A:")
 
 
+@pytest.mark.deep
 def test_50_recorded_conversations_are_billed_to_the_token() -> None:
     """Of the bundled pair, with the meter of the engine that runs the cloud model."""
     billing = Billing(PRICE, limits=FREE)

@@ -152,6 +152,7 @@ def conversation(
     return found
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("verify", [False, True])
 @pytest.mark.parametrize("provider", list(PROVIDERS))
 def test_no_answer_is_dearer(provider: str, verify: bool) -> None:

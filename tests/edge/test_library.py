@@ -86,6 +86,7 @@ def test_what_fits_better_goes_first(
         binding.package()
 
 
+@pytest.mark.deep
 def test_an_answer_comes_without_llama_cpp_python(prebuilt: Path, edgewise_with: Run) -> None:
     hidden = ("llama_cpp", "edgewise_llama")
     done = edgewise_with(*ASK, hidden=hidden)
@@ -126,6 +127,7 @@ MENDS = {"edgewise_llama": "pip uninstall edgewise-llama"}
 """It is on no index, where another could take its name."""
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("module", BROKEN)
 def test_a_library_that_cannot_be_loaded_or_is_another_is_a_sentence(
     module: str, tmp_path: Path, edgewise_with: Run

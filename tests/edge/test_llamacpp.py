@@ -225,6 +225,7 @@ def text_of_all(tokenizer: Tokenizer, first: int = 0) -> list[bytes]:
     return [found[token] for token in range(size)]
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("hurried")
 def test_threads_do_not_get_each_other_s_text() -> None:
     with LlamaModel(bundled("edge"), threads=1) as model:

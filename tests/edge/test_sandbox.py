@@ -170,6 +170,7 @@ def test_what_lies_in_the_current_folder_is_not_run(
     assert tried() == 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("epsilon", [-1.0, 1e-5])
 def test_all_parts_of_a_split_file_are_tried(tried: Tried, tmp_path: Path, epsilon: float) -> None:
     """Its parts are links, to files that are named after their hashes."""

@@ -279,6 +279,7 @@ def test_garbage_names_the_server(begun: Begun, anyone: LlamaEdge, garbage: byte
     assert anyone.url in caught.value.message
 
 
+@pytest.mark.deep
 def test_what_a_server_is_asked_is_recorded_first(anyone: LlamaEdge, tmp_path: Path) -> None:
     """By a pair, also with a model for which a trained router is known."""
     file, tokenizer = tmp_path / "sent.jsonl", {"edge_tokenizer": "bundled"}
@@ -421,6 +422,7 @@ def test_a_model_that_ollama_asks_elsewhere_is_no_edge(opened: Opened, name: str
         assert served.requests == []
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("program", ["Ollama", "LM Studio", "mlx_lm.server"])
 def test_a_text_that_the_server_reads_otherwise_is_refused(program: str) -> None:
     """What looks like a control token would become one: the answer would be to another prompt."""
@@ -459,6 +461,7 @@ def test_a_character_of_several_tokens_comes_as_one(begun: Begun) -> None:
         assert written(begun(served), len(ids)) == ids
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("program", ["Ollama", "mlx_lm.server"])
 def test_an_answer_goes_on_behind_any_character(opened: Opened, program: str) -> None:
     """One of several tokens may stand where a reply or a stream ends, as no text can."""
@@ -662,6 +665,7 @@ def tokenizer_of(program: str) -> str | None:
     return None if program == "llama-server" else "bundled"
 
 
+@pytest.mark.deep
 def test_a_server_that_is_replaced_is_noticed(begun: Begun, anyone: LlamaEdge) -> None:
     """Before the next answer, and before one goes on, as while the cloud corrects a token: the
     stream before it was closed by the edge itself."""

@@ -66,6 +66,7 @@ def both(
         yield HubTokenizer(folder / "hub", size=len(vocabulary.tokens)), model.tokenizer
 
 
+@pytest.mark.deep
 def test_it_is_the_same_as_the_gguf(both: tuple[HubTokenizer, Tokenizer]) -> None:
     hub, llama = both
     assert fingerprint(hub) == fingerprint(llama)
@@ -333,6 +334,7 @@ def test_what_holds_none(
         open_tokenizer(address)
 
 
+@pytest.mark.deep
 def test_of_a_repository_the_tokenizer_alone_is_fetched(tmp_path: Path, bpe_path: Path) -> None:
     folder = write_tokenizer(tmp_path / "hub", vocabulary_of(bpe_path))
     files = {path.name: path.read_bytes() for path in folder.iterdir()}

@@ -117,6 +117,7 @@ def test_a_key_that_is_none(served: Served, key: str) -> None:
         assert served.refusal(wrong) == 401
 
 
+@pytest.mark.deep
 def test_no_key_is_in_the_log(engine: ScriptedEngine, tmp_path: Path) -> None:
     """Not even where everything is logged, be the key good or wrong."""
     keys = tmp_path / "keys.json"

@@ -234,6 +234,7 @@ def test_nobody_takes_a_session(
             assert owner.open(name)[2:5] == [name, 3, check([1, 2, 3])]
 
 
+@pytest.mark.deep
 def test_many_devices_each_get_their_own_answers(running: Running) -> None:
     """What is new is prefetched; at the end they go back to their beginnings."""
 

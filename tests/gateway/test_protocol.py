@@ -439,6 +439,7 @@ def test_a_prefetch_without_new_ids_asks_nothing_of_the_engine(site: Site) -> No
     assert site.engine.prefills == 2
 
 
+@pytest.mark.deep
 def test_who_does_not_read_is_left(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its consults would pile up, each with a copy of its ids."""
     monkeypatch.setattr(connection, "OPEN_SECONDS", 2.0)

@@ -172,6 +172,7 @@ class Gate:
         await PlainTextResponse("hello")(scope, receive, send)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("said", [GET, ONCE, ONCE + GET, ONCE + GET[:20]])
 def test_who_ends_their_side_is_answered(said: bytes) -> None:
     gate = Gate()

@@ -119,6 +119,7 @@ def test_a_replacement_that_begins_like_the_sentence_drops_the_drafts_behind_it(
 LINKS = st.lists(st.sampled_from([0.0, 0.005, 0.02]), min_size=1, max_size=4)
 
 
+@pytest.mark.deep
 @given(delays=LINKS, at=st.integers(0, 3), share=st.sampled_from([None, 0.1, 0.5]))
 def test_the_answer_does_not_depend_on_the_link(
     delays: list[float], at: int, share: float | None

@@ -308,6 +308,7 @@ class TestTheShare:
         shared.settle(taken, events.budget)
         return answer
 
+    @pytest.mark.deep
     @pytest.mark.parametrize("share", [0.02, 0.1, 0.3])
     def test_holds_where_the_cloud_wants_every_token(self, share: float) -> None:
         other = sharper(noise(4), 20.0)
@@ -613,6 +614,7 @@ def test_costs_do_not_depend_on_the_link(limited: bool) -> None:
     assert ("cost" in reasons, cost.input_tokens > 0) == (not limited, True)
 
 
+@pytest.mark.deep
 def test_nothing_gathers_behind_a_long_answer() -> None:
     """Steps, drafts, verdicts, blocks and futures: as many at token 1,900 as at token 500."""
     text = "".join(f"{number} blue " for number in range(300))[:2000]
@@ -630,6 +632,7 @@ def test_nothing_gathers_behind_a_long_answer() -> None:
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, seed=7)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("link", [False, True])
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED])
 def test_an_exact_answer_of_real_models_is_the_clouds_own(sampling: Sampling, link: bool) -> None:

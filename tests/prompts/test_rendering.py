@@ -201,6 +201,7 @@ def started(*arguments: str) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.mark.deep
 @needs_proc
 @pytest.mark.parametrize("how", [["wait"], ["wait", "stick"]])
 def test_nothing_outlives_a_parent_that_is_killed(how: list[str]) -> None:

@@ -32,6 +32,7 @@ def continued(url: str, **more: Any) -> dict[str, Any]:
     return response.json()
 
 
+@pytest.mark.deep
 def test_text_and_its_ids_are_continued_alike_and_streamed(url: str) -> None:
     whole = continued(url, logprobs=2)
     assert whole["object"] == "text_completion"
@@ -345,6 +346,7 @@ def test_one_share_has_one_budget_however_it_is_written() -> None:
     assert 0 < by_cloud <= INITIAL_BUCKET + 0.02 * sum(written)
 
 
+@pytest.mark.deep
 def test_a_threshold_gives_one_answer_whatever_was_asked_before(url: str) -> None:
     """A share's budget moves its threshold from answer to answer; an id with one stands still."""
     questions = [question.prompt for question in pocketqa().questions[:5]]

@@ -148,6 +148,7 @@ def test_a_refusal_was_said(said: dict[str, Any]) -> None:
     assert b"<assistant>Never." in bytes(found.json()["edgewise"]["prompt_token_ids"])
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # the client's own
 def test_a_clients_own_objects_go_back(tool_url: str) -> None:
     """As its documentation shows, whole and dumped."""

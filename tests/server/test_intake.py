@@ -142,6 +142,7 @@ class Held(ByteTokenizer):
         return super().encode_prompt(text, special=special)
 
 
+@pytest.mark.deep
 def test_who_leaves_while_a_prompt_is_read_gives_the_place_back() -> None:
     """Two wait in a thread each, a third for one of these; slot and queue are free again after."""
     held = Held()

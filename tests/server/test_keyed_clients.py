@@ -122,6 +122,7 @@ def test_answers_at_a_time(keys: Path) -> None:
         assert post(client, secret).status_code == 200
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_whose_client_left_counts_until_its_slot_is_free(
     keys: Path, stream: bool, caplog: pytest.LogCaptureFixture
@@ -186,6 +187,7 @@ def test_no_key_learns_what_another_asked(keys: Path, cloud: LlamaServer) -> Non
         assert asked(bob)["cloud_calls"] > 0
 
 
+@pytest.mark.deep
 def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:
     """As its operator starts it, with a key that the command made; nothing of it is told."""
     made = edgewise("keys", "add", "laptop", "--keys", str(keys), "--consults-per-second", "0.01")

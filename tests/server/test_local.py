@@ -434,6 +434,7 @@ def test_an_answer_is_known_in_any_language_wherever_it_was_stopped() -> None:
     assert knows(known, text + "and so on", "assistant")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seed", range(2))
 def test_a_hostile_client_of_every_endpoint_gets_nothing_across(seed: int) -> None:
     """It repeats, trims, joins, stops, asks for titles and is refused."""

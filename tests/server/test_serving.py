@@ -32,6 +32,7 @@ def test_browsers_are_told_to_load_nothing_from_elsewhere(url: str) -> None:
     assert get(f"{url}/health").json()["vocabulary"].startswith("all ids")
 
 
+@pytest.mark.deep
 def test_other_origins_are_let_in_only_where_told(url: str) -> None:
     ask = {"Origin": "https://my.page", "Access-Control-Request-Method": "POST"}
     allowed = "access-control-allow-origin"
@@ -63,6 +64,7 @@ print("".join(chunk.choices[0].delta.content or "" for chunk in stream))
 """
 
 
+@pytest.mark.deep
 def test_openais_client_asks_whom_it_was_told_to_trust(tmp_path: Path) -> None:
     """In a process of its own; nothing is served in the clear."""
     authority = trustme.CA()
@@ -91,6 +93,7 @@ def chat(url: str, content: str) -> httpx2.Response:
     return post(url, "v1/chat/completions", model="edgewise", messages=turns)
 
 
+@pytest.mark.deep
 def test_a_bomb_ends_in_a_400_and_the_server_goes_on_and_ends(model_folder: Path) -> None:
     """A downloaded model's template; on SIGTERM the server waits for one rendering at most."""
     vocabulary = models.byte_level()
@@ -127,6 +130,7 @@ def test_what_users_say_is_text_and_raw_prompts_are_read_as_they_are(url: str) -
     assert prompt_tokens(url, messages=inside) > prompt_tokens(url, messages=said) + 1
 
 
+@pytest.mark.deep
 def test_everyone_gets_their_own_answer_or_is_sent_away() -> None:
     words = ("copper", "iron", "gold", "silver", "tin", "lead", "zinc", "nickel")
 

@@ -156,6 +156,7 @@ def test_an_answer_calls_tools_and_goes_on_with_what_they_came_to(
         assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("path", APIS)
 def test_a_stream_tells_calls_as_they_come(client: TestClient, path: str) -> None:
     events = streamed(client, path)

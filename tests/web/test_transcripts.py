@@ -25,6 +25,7 @@ def same(made: Any, kept: Any) -> bool:
     return made == kept
 
 
+@pytest.mark.deep
 def test_the_loop_answers_as_was_recorded() -> None:
     """If this fails, the loop has changed: record again, and make `web/src` do the same."""
     kept = json.loads(FILE.read_text())
@@ -42,6 +43,7 @@ def node(*command: str) -> Done:
     return run(program, *command, folder=WEB)
 
 
+@pytest.mark.deep
 def test_the_package_answers_as_was_recorded() -> None:
     node("--test", "test/")
 
