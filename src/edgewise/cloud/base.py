@@ -149,8 +149,7 @@ class CloudModel(Protocol):
     def identity(self) -> str:
         """Return a name that tells this model from others, to store measurements under.
 
-        For a server it is the URL, the engine and the model; before `check_vocabulary` has asked
-        the server, parts may be missing.
+        For a server it is URL, engine and model; before `check_vocabulary` parts may be missing.
         """
         return self.name
 
@@ -183,6 +182,7 @@ def failed(error: CloudError) -> "Future[Any]":
 def log_failure(done: "Future[None]") -> None:
     """Log the error of a future that nobody waits for; for `add_done_callback`."""
     error = None if done.cancelled() else done.exception()
+    # A link that fails is no bug, and the next consult tells of it.
     if isinstance(error, EdgewiseError):
         _log.info("in the background: %s", error)
     elif error is not None:

@@ -114,6 +114,7 @@ def connect(
             # One that was named is not asked by text; the error says how it would be.
             error.hint = f"{error.hint}, or name the engine {text!r}, which is asked by text"
             raise
+        # A gateway continues no text; a model that is not served is not served as text either.
         named = engine != AUTO or own is not None or error.setting == "cloud_model"
         if named or name == GATEWAY:
             raise
@@ -152,6 +153,7 @@ def _by_any_text(
             busy = error if isinstance(error, CloudUnavailable) else busy
             # An API that is reached may say so of a path that it does not have.
             gone = error is busy and not error.declined
+            # What the next dialect would meet, too.
             mistake = error.setting in ("cloud_model", "cloud_key")
             if gone or mistake or isinstance(error, Redirected):
                 raise

@@ -26,8 +26,8 @@ from edgewise.errors import (
 from edgewise.prompts import Prompt
 from edgewise.wire.protocol import request_id
 
+# Seconds that the event loop still runs at the end, so that TLS connections close cleanly.
 CLOSING_SECONDS = 0.02
-"""How long the event loop still runs at the end, so that TLS connections close cleanly."""
 
 _log = logging.getLogger(__name__)
 
@@ -132,6 +132,7 @@ class RemoteCloud(CloudModel):
         self.name = name
         self._io = IoThread(name)
         self.submit = self._io.submit
+        # Never empty: of these `with_end` takes the lowest.
         self._eos_ids = frozenset([0])
         self._size: int | None = None
         # Ids that stand for nothing to the edge model.

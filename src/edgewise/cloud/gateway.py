@@ -32,11 +32,10 @@ CONNECT_SECONDS, CLOSE_SECONDS = 5.0, 1.0
 HEARTBEAT_SECONDS = 20.0
 """Seconds between pings. A connection with no reply to a ping within half of this is broken."""
 
+# Most unused sessions kept open for later answers: the gateway holds a conversation for each.
 MOST_IDLE = 8
-"""Most unused sessions kept open for later answers; the gateway holds a conversation for each."""
-
+# New ids that a prefetch waits for once something was sent: a common KV cache block size.
 PREFETCHED = 16
-"""New ids that a prefetch waits for once something was sent: a common KV cache block size."""
 
 
 class GatewayText(LlamaServerEngine):
@@ -92,6 +91,7 @@ class GatewayCloud(RemoteCloud):
         return self.vocabulary_check
 
     def close(self) -> None:
+        # A gateway that is gone need not be told, and drops idle sessions by itself.
         with contextlib.suppress(CloudError):
             self.submit(self._leave(), CHECK_SECONDS).result()
         super().close()
@@ -100,12 +100,12 @@ class GatewayCloud(RemoteCloud):
         """Return a link (a session with the gateway) for an answer that sends `ids` first.
 
         Prefers the idle link whose session has the longest common prefix with `ids`, if that is at
-        least half of the ids that the gateway holds for it. (A shorter prefix may be just a system
-        message that two conversations share: the other one still needs its session.) Otherwise
-        makes a new link or, if `MOST_IDLE` are idle, returns the one idle for longest. The link is
-        not idle again until `give` is called with it. Call it in the I/O thread.
+        least half of the ids that the gateway holds for it. Otherwise makes a new link or, if
+        `MOST_IDLE` are idle, returns the one idle for longest. The link is not idle again until
+        `give` is called with it. Call it in the I/O thread.
         """
         best = max(self._idle, key=lambda link: link.shared(ids), default=None)
+        # A short prefix may be a system message alone, and the session another conversation's.
         if best is None or 2 * best.shared(ids) < best.held:
             if len(self._idle) < MOST_IDLE:
                 self.links.add(link := self._link())
@@ -179,6 +179,7 @@ class GatewayCloud(RemoteCloud):
             opened = await link.connect(Outgoing())
             compared = await compare_all(self._text, tokenizer)
         except BaseException:
+            # Else the gateway would keep a session that nobody uses.
             await link.forget()
             raise
         self._compared = time.monotonic()
@@ -200,8 +201,7 @@ class GatewayCloud(RemoteCloud):
 class GatewaySession:
     """The session of a `GatewayCloud`: consults and prefetches send the ids that the gateway lacks.
 
-    The ids of the first request decide which link is used (`GatewayCloud.take`); `close` gives it
-    back for later answers.
+    The ids of the first request decide which link is used (`GatewayCloud.take`) until `close`.
     """
 
     def __init__(self, gateway: GatewayCloud) -> None:
@@ -253,4 +253,5 @@ class _Connect(connect):
     """A WebSocket client that fails on a redirect instead of following it."""
 
     def process_redirect(self, exc: Exception) -> Exception:
+        # To follow it would carry the key elsewhere.
         return exc

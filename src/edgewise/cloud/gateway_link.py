@@ -58,14 +58,11 @@ from edgewise.wire.protocol import (
 OPEN_SECONDS = 5.0
 """Timeout of the gateway's answer to `Open`."""
 
+# Timeout of sending a cancellation, which spares the engine work; nobody waits for it.
 CANCEL_SECONDS = 0.1
-"""Timeout of sending the cancellation of a consult."""
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
-"""Upper bounds, in seconds, of the random pauses before reconnecting.
-
-The bound is `FIRST_PAUSE` for the first pause, then doubles each time, up to `LONGEST_PAUSE`.
-"""
+"""Bounds, in seconds, of the first random pause before reconnecting and of all; it doubles."""
 
 MAX_MESSAGE = 500
 """Most characters shown of an error message that a gateway sent."""
@@ -114,6 +111,7 @@ class GatewayLink:
         self._reader: asyncio.Task[None] | None = None
         self._session, self._verifies = "", False
         self._ledger = Ledger()
+        # The gateway must get frames in the order in which the ledger took their ids.
         self._sending = asyncio.Lock()
         # Of this connection: those of an earlier one fail with it.
         self._waiting: _Waiting = {}

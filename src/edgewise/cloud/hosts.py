@@ -112,6 +112,7 @@ def _host_in(url: str) -> Host | None:
     try:
         parts, connected = urlsplit(url), _connected(url)
         host = Host(_plain(parts.hostname), parts.port or _PORTS.get(parts.scheme))
+        # What two parsers read otherwise could pass as one host and lead to another.
         return host if host == connected else None
     except ValueError:
         return None

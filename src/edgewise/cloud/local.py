@@ -25,8 +25,8 @@ from edgewise.errors import (
 from edgewise.events import Candidate
 from edgewise.prompts import Prompt
 
+# Most draft tokens verified in one forward pass: each needs the logits of a whole vocabulary.
 PASS = 64
-"""Most draft tokens verified in one forward pass: each needs the logits of a whole vocabulary."""
 
 _T = TypeVar("_T")
 
@@ -41,6 +41,7 @@ class LocalCloud(CloudModel):
     def __init__(self, model: EdgeModel) -> None:
         self.name = model.name
         self.local = self.model = model
+        # It does not prefetch: the model would be busy when a consult comes.
         self.here = self.verifies = True
         self.room = threading.Semaphore(model.abilities.slots)
         """Slots of the model that are free: each session with the model takes one."""
@@ -67,6 +68,7 @@ class LocalCloud(CloudModel):
 
     def close(self) -> None:
         self.closed = True
+        # A copy: each leaves the set when its thread ends.
         sessions = tuple(self.sessions)
         for session in sessions:
             session.close()
@@ -80,8 +82,7 @@ class LocalSession(CloudSession):
     """The session of a `LocalCloud`, whose KV cache keeps what consecutive consults share.
 
     At the first consult the session's own thread opens an `EdgeSession` of the large model. It
-    waits until one of the model's slots (for one open session each) is free. Nothing is prefetched:
-    the model would be busy when a consult comes.
+    waits until one of the model's slots (for one open session each) is free.
     """
 
     def __init__(self, cloud: LocalCloud) -> None:
@@ -130,6 +131,7 @@ class LocalSession(CloudSession):
     def _opened(self, end: float) -> EdgeSession:
         """Return the session with the model. Raises `CloudTimeout` if no slot is free by `end`."""
         if self._session is None:
+            # The deadline may be infinite, which no lock takes for a timeout.
             left = min(end - time.monotonic(), threading.TIMEOUT_MAX)
             if not self._cloud.room.acquire(timeout=max(0.0, left)):
                 self._require_time(-math.inf)
@@ -168,6 +170,7 @@ class LocalSession(CloudSession):
             raise CloudError(f"The cloud model failed: {error}") from error
         finally:
             if self._session is not None:
+                # Passes of others need not wait for the next step here.
                 self._session.rest()
 
     def _write(self, request: ConsultRequest, started: float, end: float) -> Completion:
@@ -206,10 +209,7 @@ class LocalSession(CloudSession):
     def _verify(
         self, request: ConsultRequest, session: EdgeSession, started: float, end: float
     ) -> Completion:
-        """Verify the draft tokens, at most `PASS` of them in a forward pass.
-
-        The logits for a draft token are those of the id before it: a pass begins one id earlier.
-        """
+        """Verify the draft tokens, at most `PASS` of them in a forward pass."""
         ids, start = request.ids, len(request.ids) - request.verify
         if request.n or not start > 0:
             raise CloudRejected("A verification needs ids before its own, and writes none.")
@@ -218,6 +218,7 @@ class LocalSession(CloudSession):
         for at in range(start, len(ids), PASS):
             self._require_time(end)
             block = ids[at : at + PASS]
+            # The logits for a draft token are those of the id before it.
             steps = session.steps(ids[at - 1 : at - 1 + len(block)])
             made += [
                 Verified(

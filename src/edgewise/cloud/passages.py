@@ -14,13 +14,14 @@ import msgspec
 from edgewise.errors import NothingUsable
 from edgewise.prompts import Message
 
+# Short passages are dear, since each request holds the whole conversation; long ones delay the
+# text that the user sees.
 SHORTEST, LONGEST, MOST = 32, 128, 192
 """Lengths of a passage in tokens. From `SHORTEST` on it ends with a paragraph, from `LONGEST` on
-with any line or sentence, and from `MOST` on with any character. Short passages are dear, since
-each request holds the whole conversation; long ones delay the text that the user sees."""
+with any line or sentence, and from `MOST` on with any character."""
 
+# Version of the prompt below: measured figures hold for the version they were measured with.
 VERSION = 1
-"""Version of the prompt below. Measured figures hold for the version they were measured with."""
 
 _SYSTEM = """\
 You proofread an answer that another model is writing, a passage at a time. You get the \
@@ -55,8 +56,7 @@ _TOLD = 20
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A chat model's judgement of a passage.
 
-    The first `stand` sentences are accepted; `replacement` is the text in place of the next one,
-    None if all are accepted.
+    The first `stand` sentences are accepted; `replacement` is put in place of the next, if any.
     """
 
     stand: int
@@ -86,8 +86,8 @@ def sentence_ends(pieces: Sequence[str], *, code: bool) -> list[int]:
     """Return, for each sentence of a passage, how many tokens of the passage precede its end.
 
     `pieces` are the texts of the passage's tokens; `code` says whether it begins inside a code
-    block, where each line is a sentence. Line ends belong to the sentence before. Other blanks
-    belong to the next, and so do tokens without a text: the last token of a character has its text.
+    block, where each line is a sentence. Line ends belong to the sentence before; other blanks, and
+    tokens without a text, to the next.
     """
     ends: list[int] = []
     text, told = "", 0
@@ -96,6 +96,7 @@ def sentence_ends(pieces: Sequence[str], *, code: bool) -> list[int]:
             ends.append(told)
             code, text = in_code(text, code), ""
         text += piece
+        # A token without a text begins a character, whose last token has all of its text.
         told = count if piece else told
     return [*ends, len(pieces)] if pieces else []
 
@@ -104,6 +105,7 @@ def _ends_sentence(text: str, following: str, *, code: bool) -> bool:
     blank = following.lstrip(" \t").startswith(("\n", "\r"))
     if text.endswith("\n") or blank:
         return not blank
+    # "1." begins an item of a list, and is no sentence.
     if in_code(text, code) or _NUMBER.search(text):
         return False
     ended = _SENTENCE.search(text)
@@ -120,11 +122,11 @@ def question(
 ) -> list[Message]:
     """Return a system and a user message that ask a chat model for a verdict on `sentences`.
 
-    `answer` is the text before the sentences. The parts that grow come last, so that a provider's
-    prefix cache serves the next question about the same answer.
+    `answer` is the text before the sentences.
     """
     turns = "\n".join(f"<{one.role}>\n{one.content}\n</{one.role}>" for one in conversation)
     numbered = "\n".join(f"[{n}] {one.strip(chr(10))}" for n, one in enumerate(sentences, 1))
+    # What grows comes last: a provider's prefix cache serves the next question about this answer.
     text = (
         f"<conversation>\n{turns}\n</conversation>\n<answer>\n{answer}\n</answer>\n"
         f"<sentences>\n{numbered}\n</sentences>"
@@ -143,6 +145,7 @@ def of_form(reply: str) -> Verdict:
         verdict = msgspec.json.decode(text.encode(), type=Verdict)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise NothingUsable(f"The cloud's verdict is not of the form asked for: {error}.") from None
+    # Of a field that is there twice the parser takes the last, silently.
     if len(json.loads(text, object_pairs_hook=list)) > len(Verdict.__struct_fields__):
         raise NothingUsable("The cloud's verdict contradicts itself (a field is there twice).")
     return verdict

@@ -44,10 +44,9 @@ from edgewise.errors import (
 from edgewise.prompts import Message, Prompt
 from edgewise.prompts.tool_formats import has_call
 
+# Most tokens of a reply with a verdict: some models reason before it, and bill that too.
 WRITTEN = 1024
-"""Most tokens of a reply with a verdict: some models reason before it, and bill that too."""
-
-# A hosted model may load, or reason, first. A right verdict may be missed once, by a draw.
+# A hosted model may load, or reason, first.
 PROBE_SECONDS, _TRIES = 60.0, 2
 
 _PROBE, _STANDS = ("Two and two are four.", "Three and three are seven."), 1
@@ -156,6 +155,7 @@ class ReaderSession(CloudSession):
             raise
         except EdgewiseError as error:
             return failed(error if isinstance(error, CloudError) else CloudError(str(error)))
+        # Of blanks there is nothing to read: nothing is sent, and nothing billed.
         if passage is not None and not passage.sentences:
             done = Future[Completion]()
             nothing = Completion(ids=(), logprobs=(), stand=request.verify, cached=0, computed=0)

@@ -1,8 +1,7 @@
 """The record of what was sent to cloud models: counts for each answer, on demand every message.
 
 A session adds each message to an `Outgoing` before it leaves. Every `Outgoing` of an answer is made
-by the answer's `SentAnswer`, so nothing of the answer is sent that is not recorded. Counts hold no
-text and stay in memory.
+by its `SentAnswer`, so nothing is sent unrecorded. Counts hold no text and stay in memory.
 """
 
 import errno
@@ -154,6 +153,7 @@ class SentAnswer:
     def _on_send(self, kind: str, number: int, sent: Outgoing, ids: int, message: bytes) -> None:
         """Record a message before it leaves; raise a `CloudError` if it must not. Any thread."""
         with self._record.lock:
+            # First: what cannot be written does not leave, and is not counted.
             if self._record.payloads is not None:
                 self._record.payloads.write(self._payload(kind, number, sent, ids, message))
             sums, first = self.sums, sent.bytes == 0
@@ -198,6 +198,7 @@ class PayloadsFile:
         """Open the file at `path`, to append to it. Raises `UsageError` if that is not possible."""
         self._path = path
         try:
+            # Nothing yet: a wrong path is told now, not in the middle of an answer.
             _append(path, b"")
         except OSError as error:
             raise UsageError(
@@ -236,8 +237,7 @@ def _append(path: Path, line: bytes) -> None:
 def private_file(path: Path, flags: int) -> int:
     """Open a file that only this user may read, creating it if it is missing; return a descriptor.
 
-    `flags` are those of `os.open`. Raises `OSError` if the file belongs to another user, or is a
-    link, a pipe or a device.
+    `flags` are those of `os.open`. Raises `OSError` for another user's, a link, pipe or device.
     """
     # A pipe would be waited for; Windows has neither flag.
     flags |= os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -260,5 +260,6 @@ def private_file(path: Path, flags: int) -> int:
 
 def require_own(about: os.stat_result) -> None:
     """Raise `OSError` unless `about` describes a regular file that this user owns."""
+    # Windows has no user ids: both are 0 there.
     if not stat.S_ISREG(about.st_mode) or about.st_uid != getattr(os, "geteuid", int)():
         raise OSError(errno.EINVAL, _NO_FILE)

@@ -165,8 +165,7 @@ WORDS = "words"
 class Redaction(NamedTuple):
     """The setting `redact`: which private words to hide, and how.
 
-    `treatments` maps the classes of these words, such as "email", to a `Treatment` each. `words`
-    are those that the user lists.
+    `treatments` maps classes of words, such as "email", to a `Treatment`; the user lists `words`.
     """
 
     treatments: Mapping[str, Treatment]
@@ -252,7 +251,7 @@ def filter_of(redact: str | None) -> ContextFilter | None:
     return FILTERS.load("redact")(rules) if rules.treatments else None
 
 
-# Characters without a shape of their own: `letters` leaves them out.
+# Characters without a shape of their own: inside a private word they would hide it.
 UNSEEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
     "\U000e0000-\U000e0fff]"

@@ -28,25 +28,24 @@ BY_IDS = {
 """Servers that take token ids. A gateway can be started in front of these."""
 
 BY_TEXT = {
+    # First APIs with paths of their own, which other servers decline.
     "llama-server-text": "edgewise.servers.llama_server:LlamaCppText",
     "ollama": "edgewise.servers.ollama:OllamaText",
     "deepseek": "edgewise.servers.chat:DEEPSEEK",
+    # Then those that mark a started answer by a field, which others may not know.
     "vllm-text": "edgewise.servers.chat:VLLM",
     "sglang-text": "edgewise.servers.chat:SGLANG",
     "mistral": "edgewise.servers.chat:MISTRAL",
     "qwen": "edgewise.servers.chat:QWEN",
     "moonshot": "edgewise.servers.chat:MOONSHOT",
+    # Then those that only put it last, which some servers take for a finished answer.
     "lm-studio": "edgewise.servers.chat:LM_STUDIO",
     "chat": "edgewise.servers.chat:CHAT",
     "edgewise": "edgewise.servers.chat:EDGEWISE",
+    # It renders the chat template here, so it needs a tokenizer.
     "completions": "edgewise.servers.openai:CompletionsServer",
 }
-"""APIs that take text and continue it, in the order in which they are tried on an unknown server.
-
-First APIs with paths of their own, which other servers decline; then those that mark a started
-answer by a field, which others may not know; then those that only put it last, which some servers
-take for a finished answer. "completions" renders the chat template here, so it needs a tokenizer.
-"""
+"""APIs that take text and continue it, in the order in which an unknown server is asked by them."""
 
 BY_CHAT = {
     "openai": "edgewise.servers.chat:OpenAiServer",
@@ -85,11 +84,7 @@ def check_name(engine: str) -> None:
 
 
 def entry_of(name: str) -> Any:
-    """Return the entry of `ENGINES` by that name. Raises `UsageError` for an unknown name.
-
-    It is an `IdServer` or a `TextServer`, which describes a server, or a callable that makes the
-    engine or the cloud model.
-    """
+    """Return the entry of `ENGINES` by that name. Raises `UsageError` for an unknown name."""
     entry = ENGINES.load(name)
     described = isinstance(entry, type) and issubclass(entry, IdServer | TextServer)
     return entry() if described else entry

@@ -89,12 +89,10 @@ class DailyTotal:
                     db.rollback()
 
     def _connected(self) -> sqlite3.Connection:
-        """Return the open connection, or a new one if the file was replaced.
-
-        By POSIX a process that closes a file loses all its locks on it, those of other threads too.
-        So an existing file is only ever opened by SQLite.
-        """
+        """Return the open connection, or a new one if the file was replaced."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # By POSIX a process that closes a file loses all its locks on it, those of other threads
+        # too. So one that exists is only ever opened by SQLite.
         with suppress(FileExistsError):
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         about = self.path.lstat()

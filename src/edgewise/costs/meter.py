@@ -104,6 +104,7 @@ class Billing:
     def sent_before(self, ids: Sequence[int]) -> int:
         """Return how many leading `ids` an earlier answer sent (`remember`): they may be cached."""
         wanted, most = np.asarray(ids, np.int32), 0
+        # The lock for the copy alone: prompts may be long, and other answers need it.
         with self._lock:
             earlier = list(self._sent)
         for one in earlier:
@@ -195,8 +196,8 @@ class _Call(NamedTuple):
         return sum(map(self.request, range(min(self.requests, left))), NOTHING)
 
     def request(self, number: int) -> BilledTokens:
-        """Return the most that HTTP request `number` is billed: it sends again what earlier ones
-        wrote."""
+        """Return the most that HTTP request `number` is billed."""
+        # It sends again what earlier ones wrote.
         more = self.each * number
         return BilledTokens(input=self.tokens + more, output=self.each, estimated=True)
 
@@ -208,8 +209,9 @@ class _Call(NamedTuple):
 
     @property
     def declined(self) -> bool:
-        """Whether the engine declined at no cost. What a busy or broken one bills is unknown."""
+        """Whether the engine declined at no cost."""
         error = self.future.exception()
+        # What a busy or broken one bills is unknown.
         declined = isinstance(error, CloudError) and error.declined
         return declined and not isinstance(error, CloudUnavailable) and self.sent.requests == 1
 
@@ -369,10 +371,10 @@ class AnswerCosts:
         return sum([call.request(call.requests - 1)] * repeats, NOTHING)
 
     def _settle(self) -> None:
-        """Count the requests that are over. Cancelled ones stay open: nobody knows what they are
-        billed."""
+        """Count the requests that are over."""
         calls, self._open = self._open, []
         for call in calls:
+            # A cancelled one stays open: nobody knows what it is billed.
             if call.future.cancelled() or not call.future.done():
                 self._open.append(call)
                 continue
@@ -391,8 +393,7 @@ class AnswerCosts:
                 self._first = None
 
     def _metered(self, completion: Completion, call: _Call) -> BilledTokens:
-        """Return the tokens billed, by the usage report; without one, as counted here and not
-        cached."""
+        """Return the tokens billed by the usage report; without one, as counted here, uncached."""
         prompt, cached = completion.prompt, completion.cached
         if prompt is None and cached is not None and completion.computed is not None:
             prompt = cached + completion.computed
@@ -428,8 +429,7 @@ class AnswerCosts:
         self._last, self._cached = tokens, 0 if missed else cached
 
     def _requests_of(self, call: _Call, prompts: int) -> int:
-        """Return the HTTP requests that its usage report counts; `prompts` are the prompt tokens of
-        all."""
+        """Return the HTTP requests that a usage report of `prompts` prompt tokens counts."""
         if self._tokens.shared:
             return 1
         counted = call.sent.requests - call.sent.repeats

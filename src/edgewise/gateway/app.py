@@ -32,8 +32,8 @@ from edgewise.keys.limits import KeyLimits, OverLimit
 from edgewise.listening.origins import ANY, OriginCheck
 from edgewise.wire.protocol import KEY_SUBPROTOCOL, PATH, VERSION, Count
 
+# Between sweeps: with the keys' own `CHECK_SECONDS` a revoked key is out within a second.
 SWEEP_SECONDS = 0.25
-"""Seconds between two sweeps for expired sessions and revoked keys."""
 
 DRAIN_SECONDS = 20
 """Seconds after SIGTERM within which consults in flight must end."""
@@ -44,8 +44,8 @@ OWNER = "edgewise-gateway"
 MOST_DETOKENIZED = 1 << 15
 """Most token ids of one request to /detokenize."""
 
+# Most bytes of a request body: enough for the most ids of /detokenize, at 12 characters each.
 MAX_BODY = 1 << 19
-"""Most bytes of a request body: enough for the most ids of /detokenize, at 12 characters each."""
 
 DETOKENIZE_SECONDS = 15.0
 """Timeout of a request to /detokenize."""
@@ -166,7 +166,8 @@ class Gateway:
             self.connections.discard(connection)
 
     def _refused(self, request: Request | WebSocket, status: Literal[401, 503]) -> JSONResponse:
-        """Return the refusal. Only the log says what is wrong with a key, never the reply."""
+        """Return the refusal of a request; log and count it."""
+        # For the log alone: the reply does not say what is wrong with a key.
         shown = "wrong key" if _secret(request) else "missing key"
         peer = request.client.host if request.client else "?"
         log.info("refused", why=shown if status == 401 else "draining", peer=peer)
@@ -206,6 +207,7 @@ class Gateway:
         if size is not None and max(ids) >= size:
             return _failed(400, f"The model has ids below {size}.")
         try:
+            # First: what is refused costs nothing.
             self.limits.admit(key, 0)
             self.limits.charge(key, len(ids))
             async with asyncio.timeout(DETOKENIZE_SECONDS):
@@ -225,6 +227,7 @@ async def _ids_in(request: Request) -> list[int] | None:
     """Return the ids in a request's body; None if it is invalid or too large, or breaks off."""
     body = b""
     try:
+        # Piece by piece: Starlette itself would take a body of any length into memory.
         async for piece in request.stream():
             body += piece
             if len(body) > MAX_BODY:

@@ -107,6 +107,7 @@ class PageFile:
         if tag in asked.get("if-none-match", ""):
             return Response(None, 304, headers)
         status, begin, end = 200, 0, self.size
+        # The rest of a file that has changed would not fit the part that the browser has.
         named = _RANGE.fullmatch(asked.get("range", ""))
         if named and named[0] != "bytes=-" and asked.get("if-range", tag) == tag:
             first, last = (int(given) if given else None for given in named.groups())

@@ -39,11 +39,10 @@ WAITING_ASKS = 8
 OPEN_SECONDS = 10.0
 """Seconds that a device has to send its `Open` frame, and to read each frame that it is sent."""
 
+# Frames that a connection may send a second: more than any device does. Above, it is closed.
 FRAMES_PER_SECOND = 2000
-"""Frames that a connection may send a second: more than any device does. Above, it is closed."""
-
+# Bytes above which a frame is decoded in a thread; smaller frames take less than 0.1 ms.
 LARGE = 1 << 14
-"""Bytes above which a frame is decoded in a thread; smaller frames take less than 0.1 ms."""
 
 PAUSE_SECONDS = 10.0
 """Most seconds that a large frame waits if its key is over its limit of ids a second."""
@@ -235,6 +234,7 @@ class Connection:
     async def _begin(self, frame: Ask, prefix: SessionPrefix | None) -> None:
         if frame.ask in self._asks:
             raise CloudProtocolError(f"Consult {frame.ask} is being answered already.")
+        # It would hold the session's turn, and nobody waits for it.
         self._stop_prefetch()
         if prefix is None or len(self._asks) >= WAITING_ASKS:
             # No task: until the device reads this, no more of its frames are taken.

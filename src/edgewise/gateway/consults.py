@@ -16,6 +16,7 @@ from edgewise.keys.keys import ANYBODY, Key
 from edgewise.keys.limits import KeyLimits, OverLimit
 from edgewise.wire.protocol import MAX_IDS, Ask, Failed, Ledger, Reply, request_id, unpacked
 
+# A prompt for each draft token has the whole prefix: without a bound one ask took gigabytes.
 MOST_READ = 16 * MAX_IDS
 """Most ids that one verification may send to an engine that takes a prompt for each draft token:
 enough for a block of 16, the longest of a device, behind the longest prefix."""
@@ -34,8 +35,7 @@ log = structlog.get_logger("edgewise.gateway")
 class SessionPrefix(NamedTuple):
     """The token ids that a device's request is about, with the device's session and key.
 
-    `take_fresh` returns how many ids the device sent since the last call of `take_fresh`; they
-    count against the key's limits.
+    `take_fresh` returns how many ids the device sent since its last call: the key is charged.
     """
 
     ids: Ledger
@@ -44,10 +44,7 @@ class SessionPrefix(NamedTuple):
     take_fresh: Callable[[], int]
 
     def client(self, request_id: str = "") -> Client:
-        """Return the `Client` of a request: session and tenant, by which an engine chooses caches.
-
-        `request_id` names the request in the engine's log.
-        """
+        """Return the `Client` of a request; `request_id` names it in the engine's log."""
         tenant = "" if self.key is ANYBODY else self.key.name
         session = self.session
         return Client(session.name, session.salt, tenant=tenant, request_id=request_id)
@@ -56,9 +53,7 @@ class SessionPrefix(NamedTuple):
 class KeyedConsults:
     """Runs the consults and prefetches of all connections within the limits of their keys.
 
-    A `Connection` sends the replies. The numbers of cached and computed prompt tokens and the
-    engine's time can reveal what other keys asked. So they are reported only if every engine
-    separates caches by a salt, or if there are no keys (then all devices are one tenant).
+    Replies have the engine's own figures only if all engines take a salt, or without keys.
     """
 
     def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:
@@ -79,6 +74,7 @@ class KeyedConsults:
             most = frame.n + bool(verify)
             async with self.limits.spending(key, most, ids=prefix.take_fresh()) as spent:
                 async with asyncio.timeout(frame.deadline / 1000), prefix.session.turn:
+                    # A list only now: consults that wait hold 4 bytes an id.
                     ids, spent.asked = prefix.ids.ids, True
                     client = prefix.client(name)
                     completion = await self.fleet.complete(ids, frame.n, sampling, client, verify)
@@ -96,6 +92,7 @@ class KeyedConsults:
             reason, message = "rejected", str(error)
         except TimeoutError:
             reason, message = "timeout", "The engine did not answer before the deadline."
+        # Whatever an engine sets off is answered; a cancellation of this task itself is not.
         except (Exception, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -124,6 +121,8 @@ class KeyedConsults:
                 raise UsageError(message, hint=hint)
 
     def _reply(self, frame: Ask, completion: Completion, key: Key) -> Reply:
+        # How much was cached, and the engine's time, can reveal what other keys asked. Without keys
+        # all devices are one tenant.
         metered = key is ANYBODY or self.fleet.salted
         tops = completion.top if frame.top else ()
         self.metrics.tokens.labels(key.name).inc(len(completion.ids))
@@ -170,8 +169,9 @@ def failed(
 ) -> Failed:
     """Return the frame that reports a failed consult.
 
-    `reason` is a `Fault`, such as "timeout". The device may try again after `wait` seconds, at most
-    49 days. `request_id` names the request in the engine's log, else in the gateway's.
+    `reason` is a `Fault`, such as "timeout". The device may try again after `wait` seconds.
+    `request_id` names the request in the engine's log, else in the gateway's.
     """
+    # The frame's field has 32 bits: 49 days in milliseconds.
     later = None if wait is None else min(int(1000 * wait) + 1, (1 << 32) - 1)
     return Failed(frame.ask, reason, message, later, request_id)

@@ -33,12 +33,12 @@ from edgewise.wire.protocol import fingerprint
 HEALTH_SECONDS = 2.0
 """Seconds between two health checks of an engine."""
 
+# Timeout of a prefetch: a request that the engine lost must not hold its place for ever.
 PREFILL_SECONDS = 60.0
-"""Timeout of a prefetch: a request that the engine lost must not hold its place for ever."""
 
+# Devices that compare a large vocabulary ask for twenty.
 KEPT_TEXTS = 32
-"""Most texts of `Fleet.detokenize` that a fleet remembers, to compare engines that come up later.
-Devices that compare a large vocabulary ask for twenty."""
+"""Most texts of `Fleet.detokenize` that are kept, to compare engines that come up later."""
 
 MOST_WATCHED = 4096
 """Most ids that an engine must detokenize to the same text at each vocabulary check."""
@@ -68,10 +68,9 @@ async def engines_at(
 ) -> list[Engine]:
     """Return the engines at `addresses`: URLs, or one model that runs in the gateway's process.
 
-    `key` is sent to the URLs. `kind` is the engines' type, such as vllm, or auto to detect it.
-    `model` names one model where an engine serves several. `options` (context, threads, slots)
-    are for the model in this process. Raises `UsageError` for addresses that cannot be combined
-    or a model that cannot be loaded, a `CloudError` if no engine can be recognised at a URL.
+    `key` is sent to the URLs. `kind` is the engines' type, or auto to detect it. `model` names one
+    of several; `options` are for a model in this process. Raises `UsageError` for addresses that
+    exclude each other or an unusable model, a `CloudError` if no engine is recognised at a URL.
     """
     if here := [one for one in addresses if not is_url(one)]:
         if len(addresses) > 1 or kind != AUTO or model is not None:
@@ -97,6 +96,7 @@ async def engines_at(
 
 async def _kinds(addresses: Sequence[str], key: str | None, model: str | None) -> list[str]:
     """Return the engine type at each URL; one that is down is assumed to be like another."""
+    # So a gateway that is started again during an engine's outage comes back.
     asked = (engine_at(address, key=key, model=model) for address in addresses)
     found = await asyncio.gather(*asked, return_exceptions=True)
     known = [one for one in found if isinstance(one, str)]
@@ -123,8 +123,7 @@ class Replica:
     ) -> None:
         """`concurrency` consults may run at the engine at a time.
 
-        `accept` is called with the engine after each probe; it raises `UsageError` for an engine
-        whose vocabulary differs from the fleet's.
+        `accept`, called after each probe, raises `UsageError` for an engine of another vocabulary.
         """
         self.engine = engine
         self.check = VocabularyCheck(engine, lambda: accept(engine))
@@ -137,7 +136,7 @@ class Replica:
     async def check_health(self) -> BaseException | None:
         """Check that the engine is ready with the accepted vocabulary; set `up` and log any change.
 
-        Returns the exception that the check raised; None if all is well.
+        Returns what the check raised, or None.
         """
         problem: BaseException | None = None
         try:
@@ -145,6 +144,7 @@ class Replica:
                 await self.check.run()
         except (KeyboardInterrupt, SystemExit):
             raise
+        # Whatever an engine sets off must not end its health checks.
         except BaseException as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -193,12 +193,8 @@ class Replica:
 class Fleet:
     """The replicas of one cloud model. A session stays with one replica while that is ready.
 
-    Rendezvous hashing (Thaler and Ravishankar 1998): a session goes to the replica whose hash with
-    the session's name is greatest; when a replica fails, only its own sessions move.
-
     Known after `start`: `tokenizer`, the vocabulary's fingerprint; `engine`, the engine's type;
-    `model`, its name; `size`, the number of ids (None if unknown); `end`, the text of the
-    end-of-sequence token ("" if unknown).
+    `model`, its name; `size`, its number of ids (or None); `end`, its end token's text (or "").
     """
 
     def __init__(self, engines: Sequence[Engine], *, concurrency: int, queue: int) -> None:
@@ -328,6 +324,8 @@ class Fleet:
                 raise CloudTimeout("The engine did not prefetch in time.") from error
 
     def _ranked(self, session: str) -> list[Replica]:
+        # Rendezvous hashing (Thaler and Ravishankar 1998): when a replica fails, only its own
+        # sessions move.
         def weight(replica: Replica) -> bytes:
             return hashlib.blake2b(f"{replica.engine.url} {session}".encode()).digest()
 

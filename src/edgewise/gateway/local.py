@@ -34,11 +34,7 @@ class LocalEngine(Engine):
     def __init__(
         self, address: str = "bundled", options: EdgeOptions | None = None, *, slots: int = SLOTS
     ) -> None:
-        """Load the model at `address` (a file, owner/repo or bundled) and run it once.
-
-        `options` are llama.cpp's, such as context and threads. Raises `UsageError` if the model
-        cannot be found or loaded.
-        """
+        """Load the model at `address` (a file, owner/repo or bundled). Raises `UsageError`."""
         super().__init__(address)
         self._cloud = LocalCloud(LlamaModel(resolve(address, "cloud"), options, slots=slots))
         # By tenant and session, the least recently used first.
@@ -87,6 +83,7 @@ class LocalEngine(Engine):
         owner = client.tenant, client.session
         if owner not in self._sessions:
             (tenant, _), session = self._sessions.popitem(last=False)
+            # By how fast a prompt is read one tenant could tell what another asked.
             if tenant != client.tenant:
                 session.forget()
             self._sessions[owner] = session

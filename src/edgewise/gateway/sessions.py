@@ -116,6 +116,7 @@ class Sessions:
 
     def _drop_one(self, key: str) -> bool:
         """Drop the session left longest, of this key if possible; return False if none is left."""
+        # Its own first, or a key with many sessions would cost others theirs.
         left = self._left.values()
         oldest = next((one for one in left if one.key == key), next(iter(left), None))
         if oldest is not None:

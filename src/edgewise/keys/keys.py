@@ -1,9 +1,7 @@
 """API keys of a gateway or a server, in a JSON file with the hash, name and limits of each.
 
-A key is 32 random bytes, so a plain SHA-256 of it cannot be reversed. A running server reads the
-file again and again: a revoked key stops working within a second. If the file becomes unreadable,
-the keys read last stay in force until they expire: a mistake with a file must not lock everybody
-out.
+A running server reads the file again and again: a revoked key stops working within a second. If
+the file becomes unreadable, the keys read last stay in force until they expire.
 """
 
 import hashlib
@@ -90,8 +88,7 @@ ANYBODY = Key(
 class Keys:
     """The keys of a key file that are in force: neither removed from the file nor expired.
 
-    `find`, `current` and `refresh` read the file again if `CHECK_SECONDS` have passed since it was
-    last read; the names of keys that changed are logged.
+    `find`, `current` and `refresh` read a file again that was read `CHECK_SECONDS` ago or more.
     """
 
     def __init__(
@@ -126,6 +123,7 @@ class Keys:
             return ANYBODY
         self.refresh()
         shown, found = _hash(secret), None
+        # All of them, each in constant time: how long it takes tells nothing of a key.
         for key in self._in_force.values():
             if hmac.compare_digest(key.sha256, shown):
                 found = key
@@ -150,6 +148,7 @@ class Keys:
         try:
             self._read(self._path)
         except UsageError as error:
+            # A mistake with a file must not lock everybody out.
             problem = f"{error} The keys read before stay in force."
         if problem and problem != self._problem:
             _log().warning("keys not read", why=problem)
@@ -212,6 +211,7 @@ def revoke_key(path: Path, name: str) -> None:
 
 
 def _hash(secret: str) -> str:
+    # A key is 32 random bytes, so a plain hash of it cannot be reversed.
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -230,14 +230,15 @@ def _decoded(path: Path, content: bytes) -> tuple[Key, ...]:
 def _change(path: Path, change: Callable[[tuple[Key, ...]], tuple[Key, ...]]) -> None:
     """Apply `change` to the keys in a file and replace the file atomically, under a lock.
 
-    A symbolic link is followed. Only its owner may read a new file; an existing one keeps its
-    owner and mode. Raises `UsageError` if it cannot be read or written.
+    A new file is its owner's alone; an old one keeps owner and mode. Raises `UsageError`.
     """
     import fcntl
 
+    # Of a link the file is replaced, not the link.
     path = path.resolve()
     partial = path.with_name(path.name + ".partial")
     try:
+        # A file of its own: a lock on the key file would go with it when that is replaced.
         with open(path.with_name(path.name + ".lock"), "ab", opener=_private) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             before = path.stat() if path.exists() else None
@@ -250,6 +251,7 @@ def _change(path: Path, change: Callable[[tuple[Key, ...]], tuple[Key, ...]]) ->
                 content = msgspec.json.encode(_File(1, keys))
                 file.write(msgspec.json.format(content, indent=2) + b"\n")
                 file.flush()
+                # Before it takes the old one's place, or a power failure could leave neither.
                 os.fsync(file.fileno())
             os.replace(partial, path)
     except OSError as error:

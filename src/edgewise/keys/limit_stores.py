@@ -20,11 +20,10 @@ MEMORY = "memory"
 BUSY_SECONDS = 1.0
 """Seconds to wait for another process that has locked the file."""
 
+# The same for opening the file: gateways that start together create it one after the other.
 OPENING_SECONDS = 10.0
-"""The same for opening the file: gateways that start together create it one after the other."""
-
+# Days for which counts are kept, in case a clock is set back.
 KEPT_DAYS = 8
-"""Days for which counts are kept, in case a clock is set back."""
 
 _T = TypeVar("_T")
 
@@ -74,8 +73,7 @@ ON CONFLICT (day, name) DO UPDATE SET used = max(0, used + :tokens) WHERE used +
 class SqliteLimits(LimitStore):
     """Counts tokens in a SQLite file, which gateways on one machine may share.
 
-    The file is in write-ahead mode, and a write does not wait for the disk. So a killed process
-    loses no counts; a power failure may lose the latest. A thread of its own does all access.
+    A killed process loses no counts; a power failure may lose the latest.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -83,6 +81,7 @@ class SqliteLimits(LimitStore):
         self.where = str(path) if path else "memory of this process alone"
         self._path = path
         self._db: sqlite3.Connection | None = None
+        # The event loop, which serves all devices, must not wait for a disk or another's lock.
         self._thread = ThreadPoolExecutor(1, "limits")
 
     async def open(self) -> None:
@@ -118,6 +117,7 @@ class SqliteLimits(LimitStore):
         db = sqlite3.connect(where, patience, isolation_level=None, check_same_thread=False)
         try:
             db.execute("PRAGMA journal_mode = WAL")
+            # No write waits for the disk, which would delay every consult.
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute(_TABLE)
             db.execute("DELETE FROM tokens WHERE day < ?", (time.time() // 86_400 - KEPT_DAYS,))

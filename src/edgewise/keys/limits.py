@@ -1,8 +1,6 @@
 """Limits of API keys: consults and token ids a second, tokens that the cloud model writes a day.
 
-Rates are counted in this process (token buckets), a day's tokens in a `LimitStore` that several
-processes may share. Tokens are reserved before a consult, and those that were not written are
-given back: neither a crash nor parallel requests exceed the day's limit.
+Rates are counted in this process, a day's tokens in a `LimitStore` that processes may share.
 """
 
 import asyncio
@@ -26,8 +24,7 @@ IDS_BURST_SECONDS = 10.0
 """Sizes of the token buckets of consults and ids, in seconds of the key's rate."""
 
 MOST_DEBT = 2 * MAX_IDS
-"""Most token ids that a key may owe, since ids are charged after they came, even beyond its rate.
-A larger debt is forgiven."""
+"""Most token ids that a key may owe, as ids are charged after they came; more is forgiven."""
 
 ROUNDING = 1e-6
 """Waits below this many seconds count as zero: clocks are not exact."""
@@ -66,9 +63,8 @@ class LimitStore(ABC):
     async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
         """Add `tokens` to those that the key `name` used on `day`; return whether they were added.
 
-        Atomic. Nothing is added if the sum would exceed `most`. Negative `tokens` are given back.
-        With `tokens` 0 the result says whether one more would fit. `day` counts days (of UTC)
-        since 1970-01-01. Raises `LimitsDown`.
+        Atomic; nothing is added beyond `most`. Negative `tokens` are given back. With 0 it says
+        whether one more would fit. `day` counts days (UTC) from 1970-01-01. Raises `LimitsDown`.
         """
 
     @abstractmethod
@@ -108,8 +104,7 @@ class Bucket:
 class OverLimit(Exception):
     """A request that exceeds a limit of its key, or finds too many others waiting.
 
-    `reason` tells the client why it failed; after `retry_after` seconds (None: never, or unknown)
-    the same request may succeed.
+    `reason` says why; after `retry_after` seconds (None: never, or unknown) it may be accepted.
     """
 
     def __init__(self, reason: Fault, message: str, retry_after: float | None = None) -> None:
@@ -178,6 +173,7 @@ class KeyLimits:
         self.admit(key, ids)
         # After the check: a refused consult costs nothing.
         self._buckets[key.name][0].take(1, key.consults_per_second, self._clock())
+        # Before the consult: neither a crash nor parallel requests exceed the day's limit.
         day = await self._reserve(key, tokens)
         spent = Spent()
         try:
@@ -193,13 +189,13 @@ class KeyLimits:
         finally:
             self.charge(key, max(0, spent.computed - ids))
             if key.tokens_per_day and (unused := tokens - spent.tokens):
+                # Shielded: a device that leaves now must not lose what it did not use.
                 await asyncio.shield(self._begin(self._give_back(key, day, unused)))
 
     def admit(self, key: Key, ids: int) -> None:
         """Charge `key` for the `ids` (a number) that came with a request, and check its rates.
 
-        Raises `OverLimit` if earlier requests have used up the rate of ids or of consults; the ids
-        are charged all the same. Only `spending` charges for the consult itself.
+        Raises `OverLimit` if one is used up. The ids are charged all the same, the consult is not.
         """
         (asks, bucket), now = self._buckets[key.name], self._clock()
         waits = {
@@ -249,6 +245,7 @@ class KeyLimits:
         try:
             granted = await asyncio.shield(reserving)
         except asyncio.CancelledError:
+            # The store may reserve them yet.
             self._begin(self._give_back(key, day, tokens, reserving))
             raise
         except LimitsDown as error:
@@ -277,6 +274,7 @@ class KeyLimits:
 
     async def _add(self, key: Key, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
         """Call `LimitStore.add`. Raises `LimitsDown`, also for `DOWN_SECONDS` after a failure."""
+        # Else each request would wait for a store that is known to be down.
         if time.monotonic() < self._down_until:
             raise LimitsDown("it failed a moment ago")
         try:

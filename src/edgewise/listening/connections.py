@@ -149,15 +149,15 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Handle a peer's closing of its sending side; return whether to keep the connection.
 
-        With TLS it is never kept, else while a complete request is being answered (in HTTP/1.0 only
-        once the answer has begun: proxies that speak it close like this if their client has left).
-        To see if the peer has left altogether, interim responses (100 Continue) are sent until the
-        answer begins; the second of them fails if it has.
+        With TLS it is never kept, else while a complete request is being answered, in HTTP/1.0 only
+        once the answer has begun.
         """
         whole = self._answering and self.conn.their_state is not h11.SEND_BODY
+        # Proxies that speak HTTP/1.0 close like this if their client has left.
         begun = whole and (self.cycle.response_started or self.scope["http_version"] != "1.0")
         self._ended = begun and self.scheme == "http"  # TLS has no such end
         if self._ended:
+            # It may have left altogether.
             self.loop.call_later(PROBE_SECONDS, self._probe, PROBE_SECONDS)
         return self._ended
 
@@ -203,8 +203,9 @@ class WebSocketProtocol(_Counted, WebSocketsSansIOProtocol):  # type: ignore[mis
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """Stop reading while writing is paused: answers to the peer's pings would pile up."""
+        """Stop reading while writing is paused."""
         super().pause_writing()
+        # Answers to the peer's pings would pile up.
         self.transport.pause_reading()
 
     def resume_writing(self) -> None:

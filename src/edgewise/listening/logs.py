@@ -67,8 +67,7 @@ def _kind(record: logging.LogRecord) -> str | None:
 def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
     """Write the lines of all loggers, from `level` on, to stderr while the block runs.
 
-    `form` is json (an object a line) or plain. What native code writes to stderr is left alone:
-    it may be the only message before an abort.
+    `form` is json (an object a line) or plain.
     """
     import structlog
 
@@ -88,6 +87,7 @@ def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.stdlib.LoggerFactory(),
     )
+    # What native code writes there is left alone: it may be the only message before an abort.
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)
     handler.addFilter(FloodFilter())

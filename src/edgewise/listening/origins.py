@@ -29,10 +29,7 @@ _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s/?#@:\[\]]+|\[[^\]]*\])(?::([1
 class OriginCheck:
     """ASGI middleware that refuses requests and WebSockets from web pages of other origins.
 
-    A request without the header `Origin` passes: browsers send it except when they just load
-    something (a page, an image), and other programs need not send it. Against DNS rebinding (a
-    page's own host name is made to point to this server) the header `Host` must be a name of this
-    server as well.
+    A request without the header `Origin` passes. `Host` must be a name of this server as well.
     """
 
     def __init__(
@@ -69,11 +66,13 @@ class OriginCheck:
 
     def _refusal(self, headers: Headers, scheme: str) -> tuple[int, str] | None:
         host, origin = headers.get("host", "").lower(), headers.get("origin", "").lower()
-        # Health checks in HTTP/1.0 name no host; a browser always does.
+        # DNS rebinding: a page's own host name is made to point to this server. Health checks in
+        # HTTP/1.0 name no host; a browser always does.
         if host and not self._hosts & {ANY, _name(host)}:
             named = _name(host)
             why = f"This server has another name than {named[:80]!a}"
             return 400, self._told(why, self._ways[0], require_host, named)
+        # A browser sends it unless it just loads something, as an image; other programs need not.
         if origin and not self._origins & {ANY, origin} and not _is_own(origin, host, scheme):
             why = "Pages of other origins may not ask here"
             return 403, self._told(why, self._ways[1], require_origin, origin)
@@ -91,11 +90,9 @@ class OriginCheck:
 
 
 def _is_own(origin: str, host: str, scheme: str) -> bool:
-    """Return whether a page of `origin` came from this server itself.
-
-    Behind a proxy that adds TLS the page has https and this server sees http, never the reverse.
-    """
+    """Return whether a page of `origin` came from this server itself."""
     own = scheme.replace("ws", "http")
+    # Behind a proxy that adds TLS the page has https and this server sees http, never the reverse.
     return bool(host) and origin in (f"{own}://{host}", f"https://{host}")
 
 

@@ -28,8 +28,7 @@ TICK_SECONDS = 0.1
 class Listener(uvicorn.Server):
     """A uvicorn server that limits its connections, and ends gracefully after SIGTERM or SIGINT.
 
-    The exit code is 0 then. A second signal cuts answers off, which then have
-    `LAST_WORDS_SECONDS`.
+    The exit code is 0 then. A second signal cuts answers off after `LAST_WORDS_SECONDS`.
     """
 
     def __init__(
@@ -46,9 +45,8 @@ class Listener(uvicorn.Server):
         """Serve `app` on the socket `listening`, with at most `connections` open at a time.
 
         With `tls` it is served by HTTPS alone. `max_message` is the size limit of a WebSocket
-        message in bytes; None turns WebSockets off.
-        `drain` runs after the signal, while connections are still accepted; after it, answers
-        under way have `grace` seconds.
+        message in bytes; None turns WebSockets off. `drain` runs after the signal, while
+        connections are still accepted; after it, answers under way have `grace` seconds.
         """
         self.open = Connections(connections)
 
@@ -86,6 +84,7 @@ class Listener(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start as uvicorn does, but let `BACKLOG` connections wait to be accepted."""
         await super().startup(sockets)
+        # uvicorn's `backlog` is also how many asyncio accepts at a time, so that one is small.
         self._socket.listen(BACKLOG)
 
     async def main_loop(self) -> None:
@@ -106,8 +105,6 @@ class Listener(uvicorn.Server):
         self.open.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to shut down; the second signal forces the end.
-
-        uvicorn's own handler would raise the signal again, and the process would end in failure.
-        """
+        """Begin to shut down; the second signal forces the end."""
+        # uvicorn's own handler would raise the signal again, and the process would end in failure.
         self.force_exit, self.should_exit = self.should_exit, True

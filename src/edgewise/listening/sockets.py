@@ -66,6 +66,7 @@ def tls_context(certificate: Path, private_key: Path) -> "ssl.SSLContext":
     """
     import ssl
 
+    # Else OpenSSL asks for it on the terminal, and the server waits.
     def no_password() -> str:
         raise ValueError("the key has a password")
 

@@ -1,8 +1,6 @@
 """The clouds of an answer, nearest first; the next is asked if one fails or is unsure of its reply.
 
-Whether the next one is asked is decided for each position of the answer in turn, never for draft
-tokens. So it does not depend on when replies arrive. Each cloud has a threshold, a share of the
-output tokens, a circuit breaker and a record of what it was sent.
+Each has a threshold, a share of the output tokens, a circuit breaker and a record of what it got.
 """
 
 from collections.abc import Sequence
@@ -34,6 +32,7 @@ class Clouds:
         # Whose words are to be taken, among those that are over; then whose were.
         self._best: tuple[CloudConsults, Completion] | None = None
         self.prefetches, self.prefetch = nearest.prefetches, nearest.prefetch
+        # Of the nearest alone: whether the next is asked must not depend on when replies arrive.
         self.ask_for_draft = nearest.ask_for_draft
         self.drop, self.verify = nearest.drop, nearest.verify
         self.given_up, self.alternates = nearest.given_up, nearest.alternates

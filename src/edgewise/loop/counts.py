@@ -111,6 +111,7 @@ class AnswerCounts:
             cloud_tokens=wrote,
             wasted_tokens=wasted,
             correction_tokens=self._corrections,
+            # More may be wasted than the answer has.
             cloud_share=min(1.0, (wrote + wasted) / self._tokens),
             cloud_calls=sum(one.calls + one.dropped for one in clouds),
             failed_calls=sum(one.failed for one in clouds),

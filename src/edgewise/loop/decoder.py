@@ -140,6 +140,7 @@ class Decoder:
         """
         if nearest.cloud.reads_passages:
             return True
+        # Without `reads_once` a whole prompt is billed for each draft token.
         limited = self.billing is not None and self.billing.limits != Limits(alone=False)
         cloud = nearest.cloud
         able = policy.verifies and cloud.verifies
@@ -197,6 +198,7 @@ class Decoder:
                     rules, cached, consults.counts if consults else (), several=len(self.tiers) > 1
                 ),
                 costs=costs,
+                # What fails before this line closes all that was opened.
                 closing=stack.pop_all(),
                 follow=follow,
                 at_end=at_end,

@@ -44,6 +44,7 @@ class Generation(Iterator[Event]):
     It closes itself when it is exhausted or raises; use `with` if it may be abandoned.
     """
 
+    # Until the end of `__init__` there is nothing that `__del__` could close.
     _closed = True
 
     def __init__(
@@ -228,11 +229,9 @@ class Generation(Iterator[Event]):
         *,
         whole: bool = False,
     ) -> None:
-        """Write the cloud's tokens `by`; if the grammar refuses the first, write the edge's token.
-
-        The budget of the cloud share does not pay for a `whole` answer.
-        """
+        """Write the cloud's tokens `by`; if the grammar refuses the first, the edge's token."""
         state = self._at_hand(by)
+        # Whole answers have a share of their own, in `Escalation`.
         if whole:
             state = replace(state, budget=replace(state.budget, bucket=self._state.budget.bucket))
         self._counts.escalated |= whole
@@ -267,6 +266,7 @@ class Generation(Iterator[Event]):
             raise error
         _log.warning("the edge server is lost, so the cloud continues alone: %s", error)
         self._lost = error
+        # A pause would end the answer, since nobody else can write it.
         consults.ignore_breakers()
         if self._costs is not None:
             self._costs.without_edge()
@@ -297,6 +297,7 @@ class Generation(Iterator[Event]):
             if (draft := self._speculation.forward()) is not None:
                 self._tell(draft)
                 return
+        # Passes of other answers need not wait for this one's next step.
         self._speculation.rest()
         try:
             completion = self._consults.completion()
@@ -346,9 +347,8 @@ class Generation(Iterator[Event]):
     ) -> None:
         """Append the answer's next token; drafts that disagree with it are rolled back.
 
-        `chosen` is the edge's step, or the first of `state.unwritten`, where `state` is the one
-        after the request. `step` is the step whose score decided here, None within a completion;
-        `threshold` is what the score, or in a verified answer the `ratio`, had to reach.
+        `chosen` is the edge's step or the first of `state.unwritten`. `step` is that whose score
+        decided (None within a completion), `threshold` what the score or `ratio` had to reach.
         """
         rules, before, consults = self._rules, self._state, self._consults
         token, queued = chosen.token, chosen if isinstance(chosen, Unwritten) else None
@@ -383,6 +383,7 @@ class Generation(Iterator[Event]):
         self._last, self._waited = now, waited
         drafts = self._speculation.drafts
         if after.end is not None:
+            # This draft became the answer's last token: it is not rolled back.
             if drafts[:1] == [token]:
                 del drafts[0]
                 self._pending = min(self._pending, len(drafts))

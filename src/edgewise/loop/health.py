@@ -58,8 +58,8 @@ class Breaker:
         """Record that a request failed; `silent` if that took more than half of its deadline.
 
         The third failure in a row opens the breaker, which pauses requests. So does a single silent
-        one, the worst that a user sees; then the first pause is 0. If the failed request was the
-        `probe`, sent to test the link after a pause, the next pause is twice as long, up to 30 s.
+        one, at first for 0 s. If the failed request was the `probe`, sent to test the link after a
+        pause, the next pause is twice as long, up to 30 s.
         """
         with self._lock:
             self._failures += 1
@@ -68,6 +68,7 @@ class Breaker:
                 self._until = self._clock() + self._pause
             elif self._failures >= FAILURES:
                 self._until = self._clock() + self._pause
+            # The worst that a user sees. The next request is a probe, for which no answer waits.
             elif silent and self._until is None:
                 self._until = self._clock()
 
@@ -83,8 +84,7 @@ _MANY = 16
 class Latency:
     """Latency of the requests to one cloud, shared by all answers; thread-safe.
 
-    An answer's first requests are counted apart (`first`): the engine may have to read the prompt.
-    Three means are exponentially weighted (weight 1/8, as TCP's smoothed round trips, RFC 6298):
+    An answer's first requests are counted apart (`first`). Three means are exponentially weighted:
     `step`, the seconds of an edge model's step; `prefill`, the seconds per prompt token that a
     first request computed (both None before the first value); and `rejection_rate`, the share of
     completions that differed from the edge's token (0.5 at first). `timeouts` is the number of
@@ -95,6 +95,7 @@ class Latency:
         self.step: float | None = None
         self.prefill: float | None = None
         self.rejection_rate, self.timeouts = 0.5, 0
+        # Apart: for an answer's first request the engine may have to read the prompt.
         self._recent = {first: deque[float](maxlen=RECENT) for first in (False, True)}
         self._lock = threading.Lock()
 
@@ -146,6 +147,7 @@ class Latency:
         """
         if (median := self.quantile(0.5, first=first)) is None or self.step is None:
             return 0.0
+        # A wait shorter than this costs less than a draft, which is in vain so often.
         margin, left = self.rejection_rate * self.step, median - elapsed
         return left + margin if abs(left) < margin else 0.0
 

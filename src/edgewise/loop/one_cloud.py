@@ -44,8 +44,8 @@ FLIGHTS = 4
 Refusal = Literal["mid_word", "blocked", "circuit_open", "cost", "budget", "cap"]
 """Reasons to send no request; after `mid_word` it can be sent once the word is whole."""
 
+# Deadlines of a verdict on a passage and of a whole answer: a hosted model may reason first.
 READING_SECONDS, WHOLE_SECONDS = 30.0, 120.0
-"""Deadlines of a verdict on a passage and of a whole answer: a hosted model may reason first."""
 
 # Seconds past the deadline for a backend to say itself why it is late.
 _GRACE = 0.25
@@ -85,9 +85,8 @@ class Tier:
     ) -> None:
         """`cloud` is asked if the one before failed, or is unsure by `threshold` (0 to 1) or more.
 
-        The cloud may write a `share` of all tokens; None leaves that to the policy, as for the
-        nearest cloud. A `trusted` one may see what is marked local. Raises `UsageError` for values
-        out of range.
+        It may write a `share` of all tokens; None leaves that to the policy, as for the nearest. A
+        `trusted` one may see what is marked local. Raises `UsageError` for values out of range.
         """
         require(0 <= threshold <= 1, "tier_threshold", "from 0 to 1", threshold)
         require(share is None or 0 <= share <= 1, "tier_share", "from 0 to 1", share)
@@ -111,8 +110,7 @@ class CloudConsults:
     """One answer's requests to one cloud. The answer's thread owns it; replies come in any thread.
 
     `waited` seconds were spent waiting for replies. `charged` counts the tokens asked for, except
-    in requests that failed before their deadline. If `ignores_breaker` is set, an open circuit
-    breaker refuses nothing.
+    in requests that failed before their deadline. With `ignores_breaker` no open breaker refuses.
     """
 
     def __init__(
@@ -182,8 +180,7 @@ class CloudConsults:
         """Ask the cloud to verify the last `count` of `ids`, which are draft tokens.
 
         With `n` above 0 the cloud, which must be one that `reads_passages`, writes up to `n` tokens
-        in their place; a probe only verifies. Returns the request, for `outcome`, or the reason why
-        nothing was sent.
+        in their place; a probe only verifies. Returns the request, or why nothing was sent.
         """
         flight = self._flight(ids, n, count)
         if isinstance(flight, Flight):
@@ -197,12 +194,9 @@ class CloudConsults:
 
     @property
     def alternates(self) -> bool:
-        """Whether the edge drafts nothing while the cloud verifies a block token by token.
-
-        True for a model in this process, which needs the same processor cores. Also true where
-        costs are limited: what rejected drafts cost depends on the link, and would change the
-        answer.
-        """
+        """Whether the edge drafts nothing while the cloud verifies a block token by token."""
+        # A model in this process needs the same processor cores. And what rejected drafts cost
+        # depends on the link: under a limit on costs that would change the answer.
         return self.tier.cloud.here or self._limited
 
     def inside_word(self, token: int) -> bool:
@@ -221,9 +215,9 @@ class CloudConsults:
 
         Returns the reason if the context filter forbids it; else None, whether or not a request was
         sent. Once the drafts are accepted, `ask` returns this request. `budget` is what the answer
-        will have left then. Nothing is sent where costs are limited: how many of these requests are
-        wasted depends on the link, and their cost would leave less for the answer's own.
+        will have left then. Nothing is sent where costs are limited.
         """
+        # What requests in vain cost depends on the link, and would leave less for the answer's own.
         paused = self._breaker.is_open or self._declined
         allowed = not self._limited and len(self._flights) < FLIGHTS and not paused
         if allowed and self._policy.may_ask_for_draft(budget, n, self.counts.unused):
@@ -243,10 +237,7 @@ class CloudConsults:
         return flight.future.done()
 
     def outcome(self, flight: Flight) -> Completion | CloudError:
-        """Wait for a request and return its completion or error.
-
-        A request that failed before its deadline is not charged.
-        """
+        """Wait for a request; return its completion or error. An early failure is not charged."""
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
         try:

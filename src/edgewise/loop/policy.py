@@ -14,17 +14,17 @@ from edgewise.errors import CloudError, NothingUsable, require
 from edgewise.events import Reason
 from edgewise.loop.health import Latency
 
+# Of a `SharedBudget` an answer takes half: enough for several decisive tokens close together.
 INITIAL_BUCKET = 16.0
-"""Initial level of the token bucket: tokens that the cloud may write before any were earned.
+"""Initial level of the token bucket: tokens that the cloud may write before any were earned."""
 
-With a `SharedBudget` an answer takes half: enough for several decisive tokens close together.
-"""
-
+# Easy answers save for hard ones, but not without end.
 MAX_BUCKET = 64.0
-"""Size of the token bucket, in tokens: easy answers save for hard ones, but not without end."""
+"""Size of the token bucket, in tokens."""
 
+# A lost packet costs 0.2 s or more.
 SHORTEST_DEADLINE, LONGEST_DEADLINE = 0.5, 5.0
-"""Bounds, in seconds, of a deadline that follows the latency. A lost packet costs 0.2 s or more."""
+"""Bounds, in seconds, of a deadline that follows the latency."""
 
 LONGEST_READING = 60.0
 """The most time, in seconds, that `deadline_now` allows the cloud for reading a prompt."""
@@ -155,10 +155,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def may_ask_for_draft(self, budget: Budget, ask: int, wasted: int) -> bool:
         """Whether a request for `ask` tokens may be sent after drafts, which may yet be rejected.
 
-        It may not if the answer has a cap, which no wasted request may use up, or if the cloud
-        writes everything. Under a cloud share it may if the bucket covers both `ask` and `wasted`,
-        the tokens of this answer's dropped and overruled requests.
+        Not if the answer has a cap or the cloud writes everything. Under a cloud share the bucket
+        must cover both `ask` and `wasted`, the tokens of this answer's dropped, overruled requests.
         """
+        # A cap is a promise about the answer: no request in vain may use it up.
         if self.max_cloud_tokens is not None or self.cloud_share == 1:
             return False
         return self.cloud_share is None or budget.bucket - wasted >= ask
@@ -172,14 +172,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         """Return why the cloud may not verify what follows ("cap" or "budget"); None if it may.
 
         It may not once `max_cloud_tokens` are spent. `first`: the answer begins here. Then it is
-        not verified at all if the bucket is too low even for `LEAST_RATIO` (see `ratio_now`).
-        Later no debt ends the verification of tokens. With `passages` the cloud judges sentences
-        instead: under a share below 1 it may only while the bucket holds at least one token.
+        not verified at all if the bucket is too low even for `LEAST_RATIO` (see `ratio_now`). With
+        `passages` (whole sentences), and a share below 1, the bucket must hold at least one token.
         """
         if self.max_cloud_tokens is not None and self._room(budget) < 1:
             return "cap"
         if passages:
             return "budget" if self.cloud_share not in (None, 1) and budget.bucket < 1 else None
+        # Later no debt refuses: an edge left alone in the cloud's style is worse than no cloud.
         indebted = self.cloud_share is not None and self._ratio(budget) < LEAST_RATIO
         return "budget" if first and indebted else None
 
@@ -249,10 +249,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
         That is `deadline` if it is set. Else it is four times the recent median latency, doubled
         for each timeout in a row, from `SHORTEST_DEADLINE` to `LONGEST_DEADLINE`; before latencies
-        are known it is `LONGEST_DEADLINE`. Until the `first` reply of an answer the cloud may have
-        to read all `prompt` ids. So the result is at least the reading time: twice the time that
-        so many ids took before, doubled likewise, `LONGEST_READING` at most. With `requires_cloud`
-        the result is always the longer of `LONGEST_DEADLINE` and the reading time.
+        are known it is `LONGEST_DEADLINE`. Until the `first` reply of an answer it is at least the
+        reading time: twice the time that `prompt` ids took before, doubled likewise, at most
+        `LONGEST_READING`. With `requires_cloud` it is the longer of this and `LONGEST_DEADLINE`.
         """
         if self.deadline is not None:
             return self.deadline
@@ -262,6 +261,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
             patience = min(max(SHORTEST_DEADLINE, _PATIENCE * median) * back_off, patience)
         if not (first or self.requires_cloud):
             return patience
+        # The cloud may have to read the whole prompt.
         token = _UNKNOWN_READING if latency.prefill is None else 2 * latency.prefill
         return max(patience, min(prompt * token * back_off, LONGEST_READING))
 
@@ -282,9 +282,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def next_answer(self, budget: Budget, wasted: int = 0) -> Budget:
         """Return the budget for the conversation's next answer, with nothing spent of its cap.
 
-        With a cloud share the answer's `wasted` tokens (`Clouds.wasted`) are subtracted only here:
-        their number depends on the link, which must not decide anything within the answer.
+        With a cloud share the answer's `wasted` tokens (`Clouds.wasted`) are subtracted.
         """
+        # Only here: their number depends on the link, which must decide nothing within the answer.
         wasted = 0 if self.cloud_share is None else wasted
         return replace(budget, bucket=budget.bucket - wasted, charged=0)
 
@@ -302,11 +302,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 class SharedBudget:
     """One token bucket for all answers with the same cloud share; thread-safe.
 
-    An answer takes half of the bucket and returns what is left, so that simultaneous answers all
-    get some. Over all answers the cloud writes or wastes at most share x output tokens +
-    `initial`, the bucket's first level; only what the last answer wasted may come on top, and where
-    the cloud verifies, a debt that the next answers repay. `level`, in tokens, is what the bucket
-    would hold if all answers at work gave back what they took.
+    Over all answers the cloud writes or wastes at most share x output tokens + `initial`, the
+    bucket's first level; only what the last answer wasted may come on top, and where the cloud
+    verifies, a debt that the next answers repay. `level`, in tokens, is what the bucket would hold
+    if all answers at work gave back what they took.
     """
 
     def __init__(self, initial: float = INITIAL_BUCKET) -> None:
@@ -320,6 +319,7 @@ class SharedBudget:
         If the bucket is below 0 (answers have spent more than was earned), all this debt is taken.
         """
         with self._lock:
+            # Half, so that simultaneous answers all get some.
             taken = self._free / 2 if self._free > 0 else self._free
             self._free, self._taken = self._free - taken, self._taken + taken
             self._running += 1
@@ -338,11 +338,9 @@ class SharedBudget:
             self._changed = self._changed - told + taken.bucket if self._running else 0.0
 
     def follow(self, budget: Budget) -> Budget:
-        """Note how far a running answer's budget has changed; return it with `reserve` updated.
-
-        Verification may overdraw the bucket. If simultaneous answers did not learn of that before
-        their ends, each would spend as if it were alone, and those after them could spend nothing.
-        """
+        """Note how far a running answer's budget has changed; return it with `reserve` updated."""
+        # Verification may overdraw the bucket. Unless simultaneous answers learn of that at once,
+        # each spends as if it were alone, and those after them can spend nothing.
         told = budget.bucket if budget.told is None else budget.told
         with self._lock:
             self._changed += budget.bucket - told

@@ -58,6 +58,7 @@ class Speculation:
         The first draft is the edge's own token at `edge_step`; `state` is the answer's.
         """
         if not self.drafts:
+            # Where rejected drafts are dropped, some engines go back to checkpoints alone.
             self._edge.checkpoint(len(self._ids))
             self._draft(state.expecting(ask, self._rules), edge_step, None)
 
@@ -85,9 +86,9 @@ class Speculation:
         """Follow the answer's next `token`, which the caller has appended to the answer's ids.
 
         Returns how many drafts and how many requests were dropped. If `token` is the first draft,
-        the others stay; else all go. A `corrected` token drops all even if it equals the first
-        draft: the cloud may replace a whole sentence by one that begins alike.
+        the others stay; else, and if it is `corrected`, all go.
         """
+        # A correction may be a whole sentence that begins like the edge's.
         if self.drafts and self.drafts[0] == token and not corrected:
             del self.drafts[0]
             # Within a completion nobody read it.

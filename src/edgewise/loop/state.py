@@ -21,6 +21,7 @@ from edgewise.grammar.compiled import Constraint
 from edgewise.loop.policy import Budget, Decision, Policy
 from edgewise.sampling import Sampling
 
+# Tables, rows of zeros and a text to be written twenty times repeat too, but seldom for so long.
 LONGEST_CYCLE, ENDLESS = 64, 256
 """Lengths in tokens: of the longest cycle looked for, and of the repetition that ends an answer."""
 
@@ -34,8 +35,7 @@ _REFUSED = ("cost", "blocked")
 def circles(ids: Sequence[int], start: int) -> bool:
     """Whether an answer goes round in circles: its last `ENDLESS` ids repeat one short cycle.
 
-    The answer starts at `ids[start]`. Small models often end like this when they decode greedily.
-    Tables, rows of zeros and a text to be written twenty times repeat too, but seldom for so long.
+    It starts at `ids[start]`. Small models often end like this when they decode greedily.
     """
     for cycle in range(1, min(LONGEST_CYCLE, len(ids) - start - ENDLESS) + 1):
         if ids[-1] == ids[-1 - cycle] and ids[-ENDLESS:] == ids[-ENDLESS - cycle : -cycle]:
@@ -92,10 +92,9 @@ class Rules(NamedTuple):
 
 
 class Unwritten(msgspec.Struct, frozen=True):
-    """A token of a completion that is still to be written.
+    """A token of a completion that is still to be written; `top` are the cloud's candidates.
 
-    `top` are the cloud's candidates; `ends`: the cloud ended the answer with this token; `last`: it
-    is the completion's last.
+    `ends`: the cloud ended the answer with this token; `last`: it is the completion's last.
     """
 
     token: int
@@ -108,8 +107,7 @@ class Unwritten(msgspec.Struct, frozen=True):
 class HeldText(NamedTuple):
     """Output that cannot be shown yet.
 
-    `pending` are the bytes of an incomplete character (at most three); `text` may be the beginning
-    of a stop string.
+    `pending`: up to three bytes of an incomplete character; `text` may begin a stop string.
     """
 
     pending: bytes = b""
@@ -159,9 +157,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     flight is to bring. A cloud of another vocabulary is asked for words, and between words. For it
     `deferred` says that a request was due inside this word and waits for its end; `divided` says
     that a completion ended just here, which makes this a word boundary. `over_budget` says that a
-    request was refused for cost or privacy. Until the cloud next writes or verifies a token, the
-    answer earns no budget, since it cannot spend any. `end` is set once the answer is over,
-    `stopped` is the stop string that ended it.
+    request was refused for cost or privacy: until the cloud next writes or verifies a token, the
+    answer earns no budget. `end` says how the answer ended, `stopped` by which stop string.
     """
 
     budget: Budget
@@ -214,8 +211,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def answered(self, completion: Completion, fit: int, rules: Rules) -> "State":
         """Return the state with `completion` as `unwritten`; the budget pays for all its tokens.
 
-        The grammar allows the first `fit`. The rest, and what exceeds the policy's
-        `max_cloud_tokens`, is left out.
+        The grammar allows the first `fit`. The rest, and what exceeds the cap, is left out.
         """
         ids, tops = completion.ids, completion.top
         kept, last = rules.policy.fit_to_cap(self.budget, len(ids)), len(ids) - 1
@@ -264,6 +260,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
             divided = len(self.unwritten) == 1 and self.unwritten[0].last
         after = State(
             index=index,
+            # What cannot be spent is not earned.
             budget=budget if over_budget else rules.policy.after_token(budget),
             held=held,
             unwritten=self.unwritten[1:],

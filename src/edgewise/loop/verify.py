@@ -30,9 +30,8 @@ from edgewise.routers.untrained import Constant
 # Most tokens of a block, and blocks in flight: 96 tokens, two seconds at 50 tokens a second.
 BLOCK, FLYING = 16, 6
 
+# A block ends at an edge token less probable than this: a correction would waste what is behind it.
 SURE = 0.8
-"""A block ends at an edge token less probable than this: a correction would waste what is behind
-it."""
 
 READS_ALONG = Constant(0.0)
 """Stands in for a router where the cloud reads every token: its score, 0, decides nothing."""
@@ -223,8 +222,7 @@ class Verification(Speculation):
         return super().drop(position)
 
     def _send(self, tip: State) -> None:
-        """Send the drafts that belong to no block, if a block is due; `tip` is the state after
-        them."""
+        """Send the drafts that are in no block, if one is due; `tip` is the state after them."""
         if not self._due or len(self._blocks) == self._flying or self._divided(tip):
             return
         ids, count = [*self._ids, *self.drafts], self._unsent
@@ -256,8 +254,7 @@ class Verification(Speculation):
         return self._passages and begun and 1 < self._unsent < self._most + 3
 
     def _nothing_stands(self, verdict: Completion) -> bool:
-        """Whether the whole answer is to be asked for, since the first passage was rejected
-        entirely."""
+        """Whether to ask for the whole answer, since its first passage was rejected entirely."""
         if self._escalation is None or len(self._ids) > self._rules.prompt:
             return False
         escalation, self._escalation = self._escalation, None

@@ -23,19 +23,19 @@ VERSION = 1
 PATH = "/v1/session"
 """The protocol's version, and the path of its WebSocket."""
 
+# A browser page cannot set a WebSocket's headers.
 SUBPROTOCOL, KEY_SUBPROTOCOL = "edgewise.v1", "edgewise.key."
-"""WebSocket subprotocols that a browser page offers, since it cannot set headers. The gateway
-accepts the first. The second is a prefix, which the page's API key follows."""
+"""WebSocket subprotocols that a page offers. The gateway accepts the first. The second is a prefix,
+which the page's API key follows."""
 
 MAX_IDS, MAX_FRAME, MAX_SPAN, MAX_TOP = 1 << 17, 1 << 20, 4096, 20
-"""Most ids of a prefix, bytes of a frame (a full prefix fits), tokens of an `Ask` (to write, or to
-verify) and candidates reported for each token."""
+"""Most ids of a prefix, bytes of a frame (a full prefix fits), tokens of an `Ask`, candidates."""
 
 MAX_DEADLINE = 600_000
 """Longest deadline of an `Ask`, in milliseconds."""
 
+# Characters of a session's name that logs may show: whoever knows all can resume the session.
 SHOWN = 8
-"""Characters of a session's name that logs may show: whoever knows all can resume the session."""
 
 VOCABULARY = "vocabulary"
 """`Failed.reason` if the tokenizers of device and engine give different ids."""
@@ -202,8 +202,7 @@ from_gateway = partial(_decoded, msgspec.msgpack.Decoder(FromGateway))
 class Ledger:
     """The token ids of a session's prefix, with their checksum. Takes 4 bytes an id.
 
-    The checksum of no ids is 0; with one more id it is (checksum * 1000003 + id + 1) mod
-    (2^61 - 1).
+    The checksum of no ids is 0; with one more it is (checksum * 1000003 + id + 1) mod (2^61 - 1).
     """
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
@@ -277,6 +276,7 @@ def fingerprint(ids: Sequence[Sequence[int]]) -> str:
 
     These are the token ids that its tokenizer gives each of the test strings `PROBES`.
     """
+    # With its length after each, or an id that moves to the next string would change nothing.
     ledger = Ledger([token for part in ids for token in (*part, len(part))])
     return f"{ledger.checksum:016x}"
 

@@ -136,6 +136,7 @@ class AdaptedIdSession(AdaptedSession):
             else:
                 self._ids = prompt_ids(self.own, before.messages)
         except UsageError as error:
+            # `own`: so that it pauses the cloud for no other prompt.
             said = f"The cloud model cannot read the prompt: {error}"
             raise CloudRejected(said, own=True) from error
         self._session = self._adapter.cloud.open(Prompt(tuple(self._ids), before.messages))

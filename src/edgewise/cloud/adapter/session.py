@@ -1,7 +1,6 @@
 """Base classes for cloud models of another vocabulary: text is sent, and words become edge ids.
 
-Subclasses say how a request is made and its reply read: in the cloud model's ids (module `ids`), or
-as text (module `text`).
+Subclasses say how a request is made and its reply read: in the cloud's ids, or as text.
 """
 
 import logging
@@ -42,11 +41,10 @@ from edgewise.prompts import Prompt
 from edgewise.prompts.tool_formats import markers
 from edgewise.servers.replies import THINK
 
+# Tokens that a request for one word asks a remote cloud model for: enough for 19 words of 20.
 WORD = 8
-"""Tokens that a request for one word asks a remote cloud model for: enough for 19 words of 20."""
-
+# Tokens that a request asks a model in this process for: asking again costs no round trip.
 STEP = 2
-"""Tokens that a request asks a model in this process for: asking again costs no round trip."""
 
 LONGEST = 32
 """Tokens written by the cloud after which a word that is not complete is given up."""
@@ -73,11 +71,7 @@ class AdaptedCloud(CloudModel):
         self.filtered = f", {context_filter.name}" if context_filter else ""
 
     def budget(self, words: int) -> tuple[int, int]:
-        """Return how many tokens to ask for, in each request and in all, to get `words` words.
-
-        Requests are made until the words are complete, or the replies have the second number of
-        tokens.
-        """
+        """Return how many tokens to ask for, in each request and in all, to get `words` words."""
         further = FURTHER * (words - 1)
         return self.step or min(WORD + further, AT_ONCE), LONGEST + further
 
@@ -101,9 +95,8 @@ class AdaptedCloud(CloudModel):
 class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
     """What the reply to one of a consult's requests adds.
 
-    `data` is the new text in UTF-8, and may end inside a character. `ended` says whether the cloud
-    ended the answer there. `size` is how many tokens count towards the most that the consult may
-    take (`AdaptedCloud.budget`).
+    `data` is the new text in UTF-8, and may end inside a character. `ended`: the cloud ended the
+    answer there. `size` tokens count towards the consult's most (`AdaptedCloud.budget`).
     """
 
     data: bytes
@@ -115,9 +108,8 @@ class AdaptedSession(CloudSession, ABC):
     """Base class of sessions with a cloud model of another vocabulary.
 
     Subclasses set three attributes at the latest in `begin`. `puts_blanks`: the blank with which
-    the cloud begins an answer is not part of it, and is dropped. `holds_lines`: line ends at the
-    end of the text are not sent, as blanks there never are. `leaves_thoughts`: a finished block of
-    reasoning is not sent.
+    the cloud begins an answer is dropped. `holds_lines`: line ends at the end of the text are not
+    sent, as blanks there never are. `leaves_thoughts`: nor is a finished block of reasoning.
     """
 
     puts_blanks = holds_lines = leaves_thoughts = False
@@ -133,8 +125,7 @@ class AdaptedSession(CloudSession, ABC):
     def begin(self, before: Context) -> None:
         """Begin a conversation with the cloud model; called before the first request.
 
-        `before` is the text before the answer, redacted. Raises a `CloudError` if the cloud model
-        cannot read it.
+        `before` is the redacted text before the answer. Raises a `CloudError` if it is unreadable.
         """
 
     @abstractmethod
@@ -256,6 +247,7 @@ class WordConsult:
         self._flying = self._session.request(self, left)
         # In the thread that brings the reply: the loop waits for words, not for requests.
         self._flying.add_done_callback(self._landed)
+        # It may have been cancelled while this request was being sent.
         self._given_up(self._future)
 
     def _given_up(self, future: Future[Completion]) -> None:
@@ -307,6 +299,7 @@ class WordConsult:
         if not ids and not words.ends:
             raise NothingUsable(f"The cloud wrote no whole word in {completion.billed} tokens.")
         eos_ids = session.edge.eos_ids or frozenset([0])
+        # The limit was in words, so there is always a place for an end.
         return with_end(completion, len(ids) + 1, eos_ids)
 
     def _metered(self, ids: Sequence[int] = (), *, stopped: bool = False) -> Completion:

@@ -121,11 +121,13 @@ class TextCloud(ApiCloud):
         Raises a `CloudError`, also if the API's model was replaced by another meanwhile.
         """
         try:
+            # Before and after: the model may be replaced while the request is under way.
             await self._recheck()
             served = self._served
             reply = await self.engine.complete(request, client)
             await self._recheck()
         except CloudUnavailable:
+            # What comes back after an outage may be another model.
             self._reconnected.set()
             self._since = 0.0
             raise
@@ -254,7 +256,8 @@ class Probe:
         return reply.removeprefix(_ODD)
 
     async def _require_blanks(self) -> None:
-        """Raise `CloudRejected` if a reply loses its leading blank: words would run together."""
+        """Raise `CloudRejected` if a reply loses its leading blank."""
+        # Words would run together.
         if (await self._reply(_WORDS)).startswith("five"):
             raise CloudRejected(
                 f"{self._engine.url!r} drops the leading space of its continuation",
@@ -277,6 +280,7 @@ class Probe:
         try:
             return (await self._engine.complete(TextRequest(_ASKED, begun, TOKENS))).text
         except CloudRejected as error:
+            # A wrong key or model says nothing of started answers.
             if error.setting is not None:
                 raise
             raise CloudRejected(

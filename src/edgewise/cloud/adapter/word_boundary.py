@@ -2,8 +2,7 @@
 
 The cloud model is asked, and its replies end, between two words. A reply is converted to ids of the
 edge model and appended: the ids before it, which are in the edge model's KV cache, stay as they
-are. Blocks of reasoning, which models write before an answer, are found here too: some cloud models
-cannot continue inside one.
+are. Blocks of reasoning are found here too: some cloud models cannot continue inside one.
 """
 
 import codecs
@@ -60,9 +59,9 @@ def opens_word(before: str, after: str) -> bool:
 def held_back(written: str, *, lines: bool = False) -> tuple[str, str]:
     """Split an answer into the text to send and the blanks at its end, which are held back.
 
-    Most tokens include the blank before a word, and some clouds drop blanks at the end of a text.
     With `lines`, line ends are held back too.
     """
+    # Most tokens include the blank before a word, and some clouds drop blanks at a text's end.
     sent = written.rstrip(None if lines else BLANKS)
     return sent, written[len(sent) :]
 
@@ -71,11 +70,11 @@ def added(sent: str, reply: str) -> str:
     """Return the new text of a reply, which may repeat the text `sent` before it continues.
 
     Raises `NothingUsable` if the reply is only the beginning of `sent`: the model restarted the
-    answer. A reply that begins like `sent` but then differs from it is new as a whole: it may be,
-    for example, the next row of a table.
+    answer. A reply that begins like `sent` but then differs from it is new as a whole.
     """
     begun, again = sent.lstrip(), reply.strip()
     shorter = min(len(begun), len(again))
+    # What differs further on may be the next row of a table.
     if shorter < REPEATED or begun[:shorter] != again[:shorter]:
         return reply
     if begun[:REPEATED] in begun[1:]:
@@ -186,8 +185,7 @@ class Reasoning:
         """Return the reasoning block's state (`Block`), and ids of the answer.
 
         The answer begins at index `start` of `ids`. If the block is over, the ids are those after
-        it. Otherwise they are all of the answer's: an open block's, with its opening tag, or
-        ordinary ones.
+        it. Otherwise they are all of the answer's, an open block's with its opening tag.
         """
         end, text = self._end(ids, start), self._text(ids[start:])
         if end is None:
