@@ -107,35 +107,35 @@ def test_options_are_met_by_entry_points_alone() -> None:
 
 
 BUDGET = {
-    "edgewise/servers": 1_901,
+    "edgewise/servers": 1_923,
     "edgewise/options": 2_176,
-    "edgewise": 3_292,
-    "edgewise/cli": 2_397,
-    "edgewise/cloud": 3_912,
-    "edgewise/costs": 660,
-    "edgewise/edge": 4_490,
-    "edgewise/engines": 1_871,
+    "edgewise": 3_284,
+    "edgewise/cli": 2_393,
+    "edgewise/cloud": 3_910,
+    "edgewise/costs": 658,
+    "edgewise/edge": 4_489,
+    "edgewise/engines": 1_870,
     "edgewise/gateway": 1_610,
-    "edgewise/grammar": 977,
+    "edgewise/grammar": 963,
     "edgewise/hub": 791,
     "edgewise/keys": 706,
-    "edgewise/listening": 716,
-    "edgewise/loop": 2_746,
-    "edgewise/prompts": 1_110,
+    "edgewise/listening": 712,
+    "edgewise/loop": 2_735,
+    "edgewise/prompts": 1_109,
     "edgewise/routers": 1_045,
     "edgewise/sandbox": 245,
-    "edgewise/server": 3_390,
+    "edgewise/server": 3_381,
     "edgewise/testing": 506,
     "edgewise/wire": 307,
     "edgewise_lab": 221,
     "edgewise_lab/bench": 1_156,
     "edgewise_lab/commands": 1_660,
-    "edgewise_lab/evaluation": 3_200,
+    "edgewise_lab/evaluation": 3_202,
     "edgewise_lab/training": 1_261,
 }
 """Lines of each package. To grow one, shrink another: the sums below are budgets too."""
 
-SUMS = {"src/edgewise": 34_848, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_000}
+SUMS = {"src/edgewise": 34_813, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_100}
 PRODUCT_FILES = 181
 
 
