@@ -13,7 +13,7 @@ pytestmark = pytest.mark.deep
 
 MACHINE = ("--threads", "1", "--gpu-layers", "0")
 FORMS = {"onnx": "onnx-hidden", "transformers": "safetensors"}
-FEW = ("--limit", "8", "--calibration", "4", "--epochs", "4")
+FEW = ("--limit", "4", "--calibration", "2", "--max-tokens", "32", "--epochs", "1")
 
 
 @pytest.fixture(scope="module", params=FORMS)

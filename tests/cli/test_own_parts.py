@@ -20,7 +20,7 @@ from tests.installed import install
 pytestmark = pytest.mark.deep
 
 ROOT = Path(__file__).parents[2]
-FEW = ("--limit", "40", "--calibration", "6")
+FEW = ("--limit", "10", "--calibration", "2", "--max-tokens", "48")
 SYSTEMS = ("--systems", "edge,cloud,served,static")
 QUICK = ("--limit", "3", "--calibration", "3", *SYSTEMS, "--json")
 
@@ -78,7 +78,7 @@ def test_an_own_router_is_trained_with_an_own_label(
     assert (card["kind"], len(card["thresholds"])) == (recorded, 7)
     assert card["label"]
     assert recorded in own("router", "show", "./router").stdout
-    assert len((tmp_path / "router" / "trained_on.txt").read_text().split()) == 40
+    assert len((tmp_path / "router" / "trained_on.txt").read_text().split()) == 10
     evaluated = own("eval", "pocketqa", *QUICK, "--router", "./router", "--cloud-share", "0.05")
     assert json.loads(evaluated.stdout)["systems"][2]["cloud_tokens"] > 0
 

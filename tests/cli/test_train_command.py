@@ -40,16 +40,17 @@ class Idle:
         return 0.5
 """
 
-FEW = ("--limit", "40", "--calibration", "6")
+SHORT = ("--max-tokens", "32")
+FEW = ("--limit", "12", "--calibration", "1", *SHORT, "--epochs", "1")
 
 
 def test_a_router_that_is_worth_nothing_says_so(edgewise: Edgewise) -> None:
     """Fitted to noise and calibrated on two questions: it is made, and told what it is."""
     edgewise.write("idle.py", IDLE)
-    few = ("--limit", "40", "--calibration", "2", "--label", "final")
+    few = ("--limit", "12", "--calibration", "2", *SHORT, "--label", "final")
     done = edgewise("train", "pocketqa", "--out", "r", "--kind", "./idle.py:Idle", *few)
     assert "1.0%" in done.err
-    assert "40 prompts" in done.err
+    assert "12 prompts" in done.err
     assert "not learnt" in done.out
     assert "edgewise eval" in done.out
     shown = edgewise("router", "show", "r")
@@ -66,7 +67,7 @@ def test_training_through_an_engine(edgewise: Edgewise, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with llama_server(bundled("cloud")) as url:
         edgewise("train", "pocketqa", "--out", "remote", *FEW, "--cloud", url)
-    edgewise("train", "pocketqa", "--out", "local", *FEW, "--epochs", "1")
+    edgewise("train", "pocketqa", "--out", "local", *FEW, "--label", "final")
 
     def answers(name: str) -> dict[str, Any]:
         lines = (tmp_path / name / "data" / "answers.jsonl").read_text().splitlines()
@@ -83,9 +84,9 @@ def test_prompts_alone_killed_and_run_again(edgewise: Edgewise, tmp_path: Path) 
     """A chat log, an agreement, and what SIGKILL leaves."""
     edgewise.write("idle.py", IDLE)
     for name, split in (("mine", "train"), ("others", "test")):
-        turns = ([{"role": "user", "content": q.prompt}] for q in pocketqa(split).questions[:60])
+        turns = ([{"role": "user", "content": q.prompt}] for q in pocketqa(split).questions[:20])
         edgewise.write_lines(f"{name}.jsonl", *({"messages": messages} for messages in turns))
-    arguments = ("train", "mine.jsonl", "--out", "r", "--kind", "./idle.py:Idle")
+    arguments = ("train", "mine.jsonl", "--out", "r", "--kind", "./idle.py:Idle", *SHORT)
     command = [sys.executable, "-m", "edgewise", *arguments]
     labels = tmp_path / "r" / "data" / "labels-final.jsonl"
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
@@ -96,8 +97,8 @@ def test_prompts_alone_killed_and_run_again(edgewise: Edgewise, tmp_path: Path) 
     done = edgewise(*arguments, "--price", "1,1,4")
     assert labels.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     assert "It took 0:" in done.err
-    assert "48 questions" in edgewise("router", "show", "r").out
-    judged = ("--router", "./r", "--systems", "edge,cloud,served")
+    assert "16 questions" in edgewise("router", "show", "r").out
+    judged = ("--router", "./r", "--systems", "edge,cloud,served", *SHORT)
     told = edgewise.json("eval", "others.jsonl", *judged)
     assert (told["measure"], told["systems"][1]["accuracy"]) == ("agreement", 1.0)
 

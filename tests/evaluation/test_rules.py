@@ -194,8 +194,8 @@ def test_answers_of_another_context_are_not_taken_over(tmp_path: Path) -> None:
 
 def test_json_names_the_rule_that_differences_are_to() -> None:
     """A rule without a share comes first in the table."""
-    command = ["rules", "pocketqa", "--limit", "2", "--calibration", "2", "--rules"]
-    command += ["exact,verify ratio", "--max-tokens", "4", "--device", "cpu", "--json"]
+    command = ["rules", "pocketqa", "--limit", "1", "--calibration", "1", "--rules"]
+    command += ["exact,verify ratio", "--max-tokens", "2", "--device", "cpu", "--json"]
     done = CliRunner().invoke(app, [*command, "--cloud-share", "0.9"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
