@@ -60,15 +60,15 @@ class CloudSession(Protocol):
     def prefetch(self, ids: Sequence[int], record: Recorder = Outgoing) -> Future[None] | None:
         """Send ids ahead of a consult, so that their prefill is done when one comes.
 
-        Called only if the model's attribute `prefetches` is true, before and while the answer is
-        decoded. `ids` are those of the prompt and of the answer so far. `record` is called with
-        them, and returns the `Outgoing` that counts what is sent. Returns a future that is done
-        when the ids were sent; None if nothing is sent. Best effort.
+        The loop calls it only if `CloudModel.prefetches` is True, before and while the answer is
+        decoded. `ids` are those of the prompt and of the answer so far. `record` is to be called
+        with them, and returns the `Outgoing` to count what is sent. Returns a future that is done
+        once the ids are sent; None, as here, if nothing is sent. Best effort.
         """
         return None
 
     def close(self) -> None:
-        """End the session. Requests that still run may fail."""
+        """End the session, for an answer that is over. Futures of running requests may fail."""
 
 
 class CloudModel(Protocol):
@@ -80,13 +80,13 @@ class CloudModel(Protocol):
     name: str
 
     vocabulary_check: str = ""
-    """How `check_vocabulary` judged the model, in words, such as "5 strings have the same ids"."""
+    """What `check_vocabulary` found, in words, such as "5 strings have the same ids"."""
 
     local: EdgeModel | None = None
     """The loaded model, if it runs in this process; None for an `Adapter` around such a model."""
 
     reads_once: bool = True
-    """Whether a verification is billed as one prompt, not as one prompt for each draft token."""
+    """Whether a verification is billed as one prompt; False: one for each draft token."""
 
     verifies: bool = False
     """Whether this model can verify draft tokens. Known after `check_vocabulary`."""
@@ -122,8 +122,8 @@ class CloudModel(Protocol):
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Connect, and check that the model can serve an edge model with this `tokenizer`.
 
-        Returns how the model was judged, in words (`vocabulary_check`). Raises `VocabularyMismatch`
-        if it cannot, for example because the ids differ, and a `CloudError` if it does not answer.
+        Returns what was found, in words (`vocabulary_check`). Raises `VocabularyMismatch` if the
+        model cannot, for example because the ids differ, and a `CloudError` if it does not answer.
         """
         ...
 
@@ -134,20 +134,17 @@ class CloudModel(Protocol):
     def local_only(self, prompt: Prompt) -> bool:
         """Whether the prompt holds a private word that only trusted clouds may be sent.
 
-        The setting `redact` says which words those are (iban=local, for example, says so of IBANs),
-        and the setting `trust` which clouds.
+        The setting `redact` names classes of such words (iban=local: IBANs), the setting `trust`
+        the trusted clouds. To be overridden by models with a context filter.
         """
         return False
 
     def requests(self, n: int) -> tuple[int, int]:
-        """Return the most requests that a consult for `n` tokens takes, and the tokens of each.
-
-        These tokens are the most that the model may write in reply to one of the requests.
-        """
+        """Return the most requests of a consult for `n` tokens, and the most tokens in a reply."""
         return 1, n
 
     def identity(self) -> str:
-        """Return a name that tells this model from others, to store measurements under.
+        """Return a name that tells this model from others, for files of what was measured with it.
 
         For a server it is URL, engine and model; before `check_vocabulary` parts may be missing.
         """

@@ -57,7 +57,7 @@ def open_engine(
     """Return the cloud model at `url`, to be asked by token ids; its vocabulary is not checked.
 
     `engine` is a name of `ENGINES`; with "auto" the server is asked what it is. `model` names one
-    of several models there. Raises `UsageError` if `engine` is unknown or takes text, and a
+    of several models there. Raises `UsageError` if the engine is unknown or takes text, and a
     `CloudError` if "auto" does not find a known engine.
     """
     name = _name_at(url, key, engine, model)
@@ -81,11 +81,11 @@ def connect(
 
     `engine` is a name of `ENGINES`; "auto" detects the engine. `model` names one of several there,
     `own` is the cloud model's tokenizer, and `context_filter` hides private words from the cloud.
-    An engine that takes ids is asked by ids if the vocabularies match or `own` is given. If not,
-    "auto" tries its text API; an engine that was named raises. For an unknown server the known
-    text APIs are tried, then the chat APIs, where the model verifies passages of the answer. (With
-    `own` only those that need a tokenizer.) `CloudModel.vocabulary_check` says what was found.
-    Raises a `CloudError`, `VocabularyMismatch` or another `UsageError`.
+    An engine that takes ids is asked by ids if the vocabularies match or `own` is given. If they do
+    not match, "auto" tries its text API; an engine named in `engine` raises `VocabularyMismatch`.
+    For an unknown server "auto" tries the known text APIs, then the chat APIs, where the model
+    verifies passages of the answer; with `own`, only text APIs that need a tokenizer.
+    `CloudModel.vocabulary_check` says what was found. Raises a `CloudError` or `UsageError`.
     """
 
     def by_text(name: str) -> CloudModel:

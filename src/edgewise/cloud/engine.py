@@ -117,8 +117,8 @@ class Clients:
     def of(self, sent: Outgoing, end: float | None = None) -> Client:
         """Return the client of the next consult; set its request id in `sent` too.
 
-        `sent` counts the consult's messages. `end` is its deadline by the monotonic clock: until
-        then a busy engine is asked again; with None it is not.
+        `sent` counts the consult's messages. Until `end`, its deadline by `time.monotonic()`, a
+        busy engine is asked again; with None it is not.
         """
         self._asks += 1
         sent.request_id = request_id(self._session, self._asks)
@@ -143,7 +143,7 @@ class RemoteCloud(CloudModel):
     ) -> None:
         """Run `work`, a check that the cloud model has the ids of `tokenizer` (the edge model's).
 
-        Waits for it. Raises what `work` raises, and `CloudTimeout` after `deadline` seconds. After
+        Blocks. Raises what `work` raises, and `CloudTimeout` after `deadline` seconds. After
         success `checked` uses this tokenizer's end tokens and ids.
         """
         # Reading a vocabulary would hold the I/O thread up.
@@ -153,10 +153,10 @@ class RemoteCloud(CloudModel):
         self._size, self._nothing = tokenizer.size, nothing
 
     def checked(self, completion: Completion, request: ConsultRequest) -> Completion:
-        """Return a completion, with an end token added if the engine left its own out.
+        """Return `completion`, with an end token added if the engine left its own out.
 
-        Raises `CloudProtocolError` if the completion is no valid answer to the request, or has ids
-        that are not in the edge model's vocabulary.
+        Raises `CloudProtocolError` if it is no valid answer to `request`, or has ids that are not
+        in the edge model's vocabulary.
         """
         n, prompt = request.n, len(request.ids)
         completion = with_end(completion, n, self._eos_ids)

@@ -115,7 +115,7 @@ class GatewayCloud(RemoteCloud):
         return best
 
     async def give(self, link: GatewayLink) -> None:
-        """Keep a link for later answers. Beyond `MOST_IDLE` the one idle for longest is closed."""
+        """Keep `link` for later answers. Beyond `MOST_IDLE` the one idle for longest is closed."""
         self._idle.append(link)
         if len(self._idle) > MOST_IDLE:
             self.links.discard(oldest := self._idle.pop(0))

@@ -89,10 +89,7 @@ class Broken(Exception):
 
 
 class GatewayLink:
-    """A session with a gateway that survives broken connections.
-
-    All methods run in the event loop of the I/O thread.
-    """
+    """A session with a gateway that survives broken links. For the event loop of the I/O thread."""
 
     def __init__(
         self,
@@ -103,8 +100,8 @@ class GatewayLink:
     ) -> None:
         """`name` is the gateway's URL, `tokenizer` the fingerprint of the edge model's tokenizer.
 
-        `connect` opens a WebSocket. `require_same` gets the name of the model that the gateway
-        serves, and fails if it is not the model that was checked. Both may raise a `CloudError`."""
+        `connect` opens a WebSocket. `require_same` is called with the name of the served model at
+        each new connection; it raises a `CloudError` for another model, as may `connect`."""
         self._name, self._tokenizer = name, tokenizer
         self._connect, self._require_same = connect, require_same
         self._socket: ClientConnection | None = None
@@ -129,7 +126,7 @@ class GatewayLink:
     async def ask(self, request: ConsultRequest) -> Completion:
         """Send one consult and return its completion; reconnect if needed, until the deadline.
 
-        Raises a `CloudError`. The caller cancels the call at the deadline.
+        Raises a `CloudError`. The caller must cancel the call at the deadline (`IoThread` does).
         """
         if (most := max(request.n, request.verify)) > MAX_SPAN:
             raise CloudRejected(
@@ -166,7 +163,7 @@ class GatewayLink:
     async def prefetch(self, ids: list[int], sent: Outgoing) -> None:
         """Send those of `ids` (prompt and answer) that the gateway lacks; `sent` counts them.
 
-        Does nothing if the connection breaks. Raises other `CloudError`s.
+        If the connection breaks or cannot be made, returns. Raises a `CloudError` for other faults.
         """
         with contextlib.suppress(Broken):
             async with self._sending:
@@ -195,7 +192,7 @@ class GatewayLink:
         return frame
 
     async def forget(self) -> None:
-        """Tell the gateway to delete the session, and disconnect."""
+        """If connected, tell the gateway to delete the session, and disconnect."""
         if self._socket is not None:
             with contextlib.suppress(Broken):
                 await self._send(Close(), Outgoing())

@@ -53,7 +53,7 @@ def hosts_of(
 def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
     """Raise `UsageError` if the cloud model's `url` is not at one of `hosts`. Connects to nothing.
 
-    With `hosts` None every URL is allowed.
+    `hosts` are those of the setting `cloud_hosts`; with None every URL is allowed.
     """
     # Before any name is looked up: a lookup tells where a connection would go.
     if hosts is not None and not is_at(url, hosts):
@@ -66,7 +66,7 @@ def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
 
 
 def is_at(url: str, hosts: Sequence[Host]) -> bool:
-    """Whether a URL leads to one of the hosts; False if URL parsers could disagree on its host."""
+    """Whether a URL leads to one of `hosts`; False if two URL parsers read another host in it."""
     host = _host_in(url)
     return host is not None and (host in hosts or Host(host.name) in hosts)
 
@@ -74,8 +74,8 @@ def is_at(url: str, hosts: Sequence[Host]) -> bool:
 def require_near(url: str, hosts: Sequence[Host] | None) -> None:
     """Raise `AddressError` if prompts may not go to the edge model's server at `url`.
 
-    Allowed are this machine, addresses of private networks, and `hosts` (None: no others). A host
-    name other than localhost must be in `hosts`. A query, fragment or user in `url` is refused.
+    Allowed are this machine, addresses of private networks and `hosts` (setting `edge_hosts`). Any
+    name but localhost must be in `hosts`. A query, fragment or user in `url` is refused.
     """
     host = _host_in(url)
     parts = urlsplit(url) if host is not None else None
@@ -94,7 +94,7 @@ def require_near(url: str, hosts: Sequence[Host] | None) -> None:
 
 
 def is_here(url: str) -> bool:
-    """Whether a URL leads to this machine; False if URL parsers could disagree on its host."""
+    """Whether a URL leads to this machine; False if two URL parsers read another host in it."""
     host = _host_in(url)
     return host is not None and _is_near(host.name, _HERE)
 
@@ -151,9 +151,9 @@ def _plain(name: str | None) -> str:
 
 
 def bearer(settings: Settings, setting: Literal["cloud_key", "edge_key"]) -> str | None:
-    """Return the API key in `setting`, None if it is not set, to be sent as a bearer token.
+    """Return the field `setting` of `settings`: an API key to send as a bearer token, or None.
 
-    Raises `UsageError` if it has blanks or characters that no key has.
+    Raises `UsageError` if it has spaces or characters that are not printable ASCII.
     """
     key = settings.cloud_key if setting == "cloud_key" else settings.edge_key
     if key and not (key.isascii() and key.isprintable() and " " not in key):

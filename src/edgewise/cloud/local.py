@@ -94,7 +94,7 @@ class LocalSession(CloudSession):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Implement `CloudSession.ask`; a cancelled consult ends before its next batch or token."""
+        """Send a consult to the thread. A cancelled one ends before its next token or batch."""
         # The thread's own future cannot be cancelled any more once the thread works on it.
         asked, end = Future[Completion](), time.monotonic() + request.deadline
         done = self._submit(partial(self._answer, request, end, asked))
@@ -106,9 +106,10 @@ class LocalSession(CloudSession):
         self._submit(self._drop).add_done_callback(log_failure)
 
     def close(self) -> None:
-        """End the session and return at once; the thread frees the KV cache, then ends.
+        """End the session and return at once; its thread frees the KV cache, then ends.
 
-        Consults that wait fail; one that runs fails before its next token or batch of ids, if any.
+        Consults that wait fail with `CloudUnavailable`; so does a running one, unless it is at its
+        last token or batch of ids.
         """
         if not self._closing.is_set():
             self._closing.set()

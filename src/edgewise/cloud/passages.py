@@ -64,7 +64,7 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ends_passage(text: str, tokens: int, *, code: bool) -> bool:
-    """Whether a passage may end after `text`, which has `tokens` tokens.
+    """Whether a passage may end here; `text` is the passage so far, of `tokens` tokens.
 
     A passage may end after a paragraph or a whole fenced code block; from `LONGEST` tokens on after
     any line and, outside code, any sentence; from `MOST` on anywhere. The caller checks that it has
@@ -122,7 +122,7 @@ def question(
 ) -> list[Message]:
     """Return a system and a user message that ask a chat model for a verdict on `sentences`.
 
-    `answer` is the text before the sentences.
+    `answer` is the answer's text before them, `conversation` the prompt's messages.
     """
     turns = "\n".join(f"<{one.role}>\n{one.content}\n</{one.role}>" for one in conversation)
     numbered = "\n".join(f"[{n}] {one.strip(chr(10))}" for n, one in enumerate(sentences, 1))

@@ -87,9 +87,9 @@ class ReaderCloud(ApiCloud):
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Check that the API gives verdicts: it is sent a passage with an obvious mistake.
 
-        `reads_well` becomes False if it misses it twice, or its verdicts contradict themselves.
-        Returns how the model is used, in words. Raises `VocabularyMismatch` if `tokenizer` is not
-        the edge model's, and a `CloudError`: `CloudRejected` if the reply has not a verdict's form.
+        `reads_well` becomes False if neither of two replies finds the mistake. Returns how the
+        model is used, in words. Raises `VocabularyMismatch` if `tokenizer` is not the edge model's,
+        and a `CloudError`: `CloudRejected` if a reply is not of a verdict's form.
         """
         self.require_edge(tokenizer)
         begun = time.monotonic()

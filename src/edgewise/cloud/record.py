@@ -46,7 +46,7 @@ class SentRecord:
     """Records what the answers of a `Decoder` or a server sent to cloud models. Thread-safe."""
 
     def __init__(self, payloads: "PayloadsFile | None" = None) -> None:
-        """With `payloads`, every message is also written to that file."""
+        """With `payloads`, every message is also written to that file before it is sent."""
         self.lock = threading.Lock()
         self.payloads = payloads
         self._answers: deque[SentAnswer] = deque(maxlen=KEPT_ANSWERS)
@@ -100,7 +100,7 @@ class SentRecord:
         self._secret = secrets.token_bytes(32)
 
     def answers(self) -> "list[SentAnswer]":
-        """Return those of the last `KEPT_ANSWERS` answers that sent something, oldest first."""
+        """Return the answers that sent something, of the last `KEPT_ANSWERS`, oldest first."""
         with self.lock:
             return [one for one in self._answers if one.sums.bytes]
 
@@ -237,7 +237,7 @@ def _append(path: Path, line: bytes) -> None:
 def private_file(path: Path, flags: int) -> int:
     """Open a file that only this user may read, creating it if it is missing; return a descriptor.
 
-    `flags` are those of `os.open`. Raises `OSError` for another user's, a link, pipe or device.
+    `flags` are those of `os.open`. Raises `OSError` if it is another user's, or no regular file.
     """
     # A pipe would be waited for; Windows has neither flag.
     flags |= os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)

@@ -136,11 +136,11 @@ class ContextFilter(Protocol):
     name: str
 
     def local_only(self, before: Context) -> bool:
-        """Whether only trusted clouds (setting `trust`) may be sent the text `before` an answer."""
+        """Whether only trusted clouds (setting `trust`) may be sent `before`, a prompt's text."""
         ...
 
     def of(self, before: Context) -> FilteredContext:
-        """Return the text `before` an answer, filtered. Raises `Blocked` if none may be sent."""
+        """Filter `before`, a prompt's text. Raises `Blocked` if none of it may be sent."""
         ...
 
 

@@ -84,7 +84,10 @@ def check_name(engine: str) -> None:
 
 
 def entry_of(name: str) -> Any:
-    """Return the entry of `ENGINES` by that name. Raises `UsageError` for an unknown name."""
+    """Return the entry `name` of `ENGINES`; if it describes a server, as an instance of its class.
+
+    Raises `UsageError` for an unknown name.
+    """
     entry = ENGINES.load(name)
     described = isinstance(entry, type) and issubclass(entry, IdServer | TextServer)
     return entry() if described else entry
@@ -131,16 +134,16 @@ def engine_by_ids(
 
 
 def owners() -> dict[str, str]:
-    """Return the engines that `engine_at` detects: a dict from their `owned_by` to their names."""
+    """Return the engines that `engine_at` detects: a dict from their `owned_by` to their name."""
     return {entry_of(name).owner: name for name in (*BY_IDS, GATEWAY, "edgewise")}
 
 
 async def engine_at(url: str, *, key: str | None = None, model: str | None = None) -> str:
     """Detect the engine or the gateway at `url`, and return its name in `ENGINES`.
 
-    What counts is `owned_by` in the server's list of models: that of `model` or, if it is not in
-    `owners`, the first in the list that is. Raises `UnknownEngine` if none is or the reply is no
-    such list, and other `CloudError`s, such as for a server that does not answer.
+    The server's list of models says so, by `owned_by`: that of `model` or, if `owners` lacks it,
+    the first that `owners` has. Raises `UnknownEngine` if it has none of them or the reply is no
+    such list, and another `CloudError`, for example if the server does not answer.
     """
     lister = Endpoint(url, key=key)
     known = owners()

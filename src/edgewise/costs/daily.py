@@ -58,7 +58,7 @@ class DailyTotal:
     def add(self, day: str, currency: str, cost: Decimal, most: Decimal | None = None) -> bool:
         """Add `cost` to a day's sum unless that then exceeds `most`; return whether it was added.
 
-        If the file cannot be used, logs that once and returns False. `most` None sets no limit.
+        With `most` None, or a negative `cost`, it always is. If the file fails: logs once, False.
         """
         try:
             return self._add(day, currency, cost, most)

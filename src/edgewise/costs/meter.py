@@ -46,7 +46,7 @@ class Limits(NamedTuple):
 
 
 class CostReport(NamedTuple):
-    """The tokens `billed` for `answers` answers; `alone`: their cost by the cloud alone."""
+    """The tokens `billed` for `answers` answers; `alone`: what the cloud alone would have cost."""
 
     billed: BilledTokens = NOTHING
     alone: Decimal = Decimal(0)
@@ -73,9 +73,10 @@ class Billing:
     def __init__(
         self, price: Price, *, limits: Limits | None = None, daily: DailyTotal | None = None
     ) -> None:
-        """By default an answer costs no more than the cloud alone; `daily` enforces `limits.day`.
+        """`limits` None stands for `Limits()`; `daily` has the day's total, for `limits.day`.
 
-        With that limit an unusable file raises `UsageError`, and a `daily` of None refuses all.
+        If that is set, a `daily` file that cannot be used raises `UsageError`, and without `daily`
+        no request is admitted.
         """
         self.price, self.limits, self.daily = price, limits or Limits(), daily
         if self.limits.day is not None and daily is not None:
@@ -97,12 +98,12 @@ class Billing:
             )
 
     def remember(self, ids: Sequence[int]) -> None:
-        """Keep the ids that an answer sent, for `sent_before`; the last `REMEMBERED` are kept."""
+        """Keep `ids`, which an answer sent, for `sent_before`; of the last `REMEMBERED` answers."""
         with self._lock:
             self._sent.append(np.asarray(ids, np.int32))
 
     def sent_before(self, ids: Sequence[int]) -> int:
-        """Return how many leading `ids` an earlier answer sent (`remember`): they may be cached."""
+        """Return how many leading `ids` a remembered answer sent: the provider may cache them."""
         wanted, most = np.asarray(ids, np.int32), 0
         # The lock for the copy alone: prompts may be long, and other answers need it.
         with self._lock:
@@ -140,7 +141,7 @@ class CloudTokens:
         self.asks = sum(len(edge.encode(one.content)) for one in said)  # ids beside the text
 
     def question(self, position: int) -> int:
-        """Return how many tokens of a request on `position` ids instruct a `ReaderCloud`."""
+        """Return how many tokens a `ReaderCloud`'s instructions add to a request on so many ids."""
         return round(self.asks * self._ratio) if position > self.start else 0
 
     @cached_property
@@ -149,14 +150,14 @@ class CloudTokens:
         return self._count(self._prompt)
 
     def written(self, ids: Sequence[int]) -> int:
-        """Return how many cloud tokens the answer has so far; `ids` are prompt and answer."""
+        """Return how many cloud tokens the answer in `ids` has; `ids` are prompt and answer."""
         return self._count(ids[self.start :])
 
     def measured(self, tokens: int, written: int, position: int) -> None:
         """Correct the counts by the usage report of a request, unless they are exact (`shared`).
 
-        The request was about `position` ids, of the prompt and perhaps of the answer so far. The
-        report counts `tokens` prompt tokens for them, of which about `written` are the answer's.
+        The request was for what follows the first `position` ids (of prompt and answer). By the
+        report they are `tokens` prompt tokens, of which about `written` are the answer's.
         """
         if not self.shared:
             asks = self.asks if position > self.start else 0
@@ -217,7 +218,7 @@ class _Call(NamedTuple):
 
 
 class AnswerCosts:
-    """The costs of one answer, used by one thread; `limited` says whether any limit is set."""
+    """The costs of one answer. Not thread-safe. `limited` says whether any limit is set."""
 
     def __init__(
         self,
@@ -250,15 +251,15 @@ class AnswerCosts:
         self._sent: tuple[list[int], int] = [], 0  # by the last consult, and what it asked for
 
     def without_edge(self) -> None:
-        """Lift `Limits.alone`, since the cloud writes all from here on."""
+        """Lift `Limits.alone`; called when the edge is lost, and the cloud writes all the rest."""
         self._limits = self._limits._replace(alone=False)
 
     def admits(self, ids: Sequence[int], n: int, verify: int = 0) -> int:
         """Return how many HTTP requests a consult may send; 0: the limits forbid it.
 
         The consult is for `n` tokens after `ids`, or for verdicts on the last `verify` ids. It may
-        need several requests, or repeat one after a broken connection. Without a limit for the
-        answer or the day the number is `UNLIMITED`. With a limit for the day, the most that the
+        need several requests, or repeat one after a broken connection. The number is `UNLIMITED`
+        if neither `Limits.answer` nor `Limits.day` is set. If the latter is, the most that the
         requests may cost is added to the day's total now.
         """
         self._settle()
@@ -305,10 +306,9 @@ class AnswerCosts:
         return self.report(ids).shown(self._price)
 
     def close(self, ids: Sequence[int]) -> None:
-        """End the answer: add its costs to `Billing`'s; `ids` are prompt and answer.
+        """End the answer: add its costs to `Billing` and to the day's total, if one is kept.
 
-        They are added to the day's total, too. With a limit for the day, that total already has
-        each request at the most it could cost; this is corrected.
+        `ids` are prompt and answer. What `admits` added to that total is corrected to the costs.
         """
         report = self.report(ids)
         self._billing.add(report)

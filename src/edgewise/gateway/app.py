@@ -85,8 +85,8 @@ class Gateway:
     ) -> Starlette:
         """Return the ASGI application; when it shuts down, it closes engines, key limits and page.
 
-        `hosts` are the allowed values of the header Host. Web pages may send requests only if they
-        come from the gateway itself or from one of `origins`. `page` is served at /page/.
+        `hosts` are the allowed host names in the header Host. Web pages may send requests only if
+        they come from the gateway itself or from one of `origins`. `page` is served at /page/.
         """
         self._page = page
         routes = [

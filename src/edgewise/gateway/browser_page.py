@@ -148,7 +148,7 @@ class Page:
     def __init__(
         self, model: PageModel, fleet: Fleet, *, keys: bool, folder: Path = FOLDER
     ) -> None:
-        """`keys` says whether the page's user must enter a key of the gateway.
+        """`keys` says whether the page's user must enter an API key of the gateway.
 
         `folder` holds the page's files. Raises `UsageError` if `ENGINE` is missing there.
         """

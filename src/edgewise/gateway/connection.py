@@ -101,7 +101,7 @@ class Connection:
                 self._sessions.leave(self._session)
 
     def check_key(self) -> None:
-        """If the key was revoked or has expired, cancel the consults in flight and disconnect."""
+        """Cancel the consults in flight and disconnect, if the key was revoked or has expired."""
         if self._talking is not None and self._keys.current(self._key) is None:
             self._stop()
             self._hang_up()

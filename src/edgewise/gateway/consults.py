@@ -35,7 +35,7 @@ log = structlog.get_logger("edgewise.gateway")
 class SessionPrefix(NamedTuple):
     """The token ids that a device's request is about, with the device's session and key.
 
-    `take_fresh` returns how many ids the device sent since its last call: the key is charged.
+    `take_fresh` returns how many ids the device sent since its last call, to charge the key.
     """
 
     ids: Ledger
@@ -53,17 +53,17 @@ class SessionPrefix(NamedTuple):
 class KeyedConsults:
     """Runs the consults and prefetches of all connections within the limits of their keys.
 
-    Replies have the engine's own figures only if all engines take a salt, or without keys.
+    A `Reply` has the engine's figures only if all engines take a salt, or the gateway has no keys.
     """
 
     def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:
         self.fleet, self.limits, self.metrics = fleet, limits, metrics
 
     async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
-        """Run the consult that `frame` asks for on the ids of `prefix`; return the reply's frame.
+        """Run the consult that `frame` asks for on the ids of `prefix`; return the frame to send.
 
-        The key is charged for ids sent or computed and tokens written (a verification: one). An
-        error, a missed deadline or a limit becomes a `Failed`; only a cancellation is raised.
+        The key is charged for ids sent or computed and for tokens written; a verification counts as
+        one. An error, a missed deadline or a limit gives a `Failed`; only cancellation is raised.
         """
         key, name, wait = prefix.key, request_id(prefix.session.name, frame.ask), None
         noted = log.bind(request_id=name)

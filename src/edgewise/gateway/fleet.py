@@ -68,9 +68,9 @@ async def engines_at(
 ) -> list[Engine]:
     """Return the engines at `addresses`: URLs, or one model that runs in the gateway's process.
 
-    `key` is sent to the URLs. `kind` is the engines' type, or auto to detect it. `model` names one
-    of several; `options` are for a model in this process. Raises `UsageError` for addresses that
-    exclude each other or an unusable model, a `CloudError` if no engine is recognised at a URL.
+    `key` is sent to the URLs. `kind` is the engines' type ("auto": detect it), `model` names one of
+    several there. A model in this process must be the only address; `options` are for it. Raises
+    `UsageError` for an invalid combination or model, `CloudError` if a URL has no known engine.
     """
     if here := [one for one in addresses if not is_url(one)]:
         if len(addresses) > 1 or kind != AUTO or model is not None:
@@ -123,7 +123,7 @@ class Replica:
     ) -> None:
         """`concurrency` consults may run at the engine at a time.
 
-        `accept`, called after each probe, raises `UsageError` for an engine of another vocabulary.
+        `accept`, called in each vocabulary check, raises `UsageError` to keep an engine out.
         """
         self.engine = engine
         self.check = VocabularyCheck(engine, lambda: accept(engine))
@@ -177,7 +177,7 @@ class Replica:
     async def turn(self, queue: int) -> AsyncGenerator[None]:
         """Wait for one of the engine's `concurrency` places; hold it while the block runs.
 
-        Raises `OverLimit` if `queue` consults wait already; with 0, if all places are taken.
+        Raises `OverLimit` if `queue` consults wait already (0: if all places are taken).
         """
         if self.consults - self._concurrency >= queue:
             message = "Too many consults; try again later."
@@ -262,10 +262,10 @@ class Fleet:
     ) -> Completion:
         """Send a consult to the session's replica, or to another if that one proves to be down.
 
-        Returns up to `n` tokens after `ids`. With `verify` above 0 `n` is 0, and the last `verify`
-        ids are draft tokens: for each the completion has its logprob and the model's own choice.
-        `client` names the session, for which a replica is chosen, and the key. Raises a
-        `CloudError`, also for an invalid completion, or `OverLimit` if too many consults wait.
+        Returns up to `n` tokens after `ids`. With `verify` above 0 `n` must be 0, and the last
+        `verify` ids are draft tokens: each has a verdict in `Completion.verified`. `client` names
+        the session, which determines the replica, and the key. Raises a `CloudError`, also for an
+        invalid completion, or `OverLimit` if too many consults wait.
         """
         if not ids:
             raise CloudRejected("A consult needs at least one token id.")

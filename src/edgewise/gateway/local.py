@@ -34,7 +34,7 @@ class LocalEngine(Engine):
     def __init__(
         self, address: str = "bundled", options: EdgeOptions | None = None, *, slots: int = SLOTS
     ) -> None:
-        """Load the model at `address` (a file, owner/repo or bundled). Raises `UsageError`."""
+        """Load the model at `address`: a file, owner/repo or "bundled". Raises `UsageError`."""
         super().__init__(address)
         self._cloud = LocalCloud(LlamaModel(resolve(address, "cloud"), options, slots=slots))
         # By tenant and session, the least recently used first.

@@ -52,13 +52,13 @@ class Sessions:
         return [*self._left.values(), *self._attached.values()]
 
     def attached(self, key: str) -> int:
-        """Return how many sessions of the key named `key` have a connected device."""
+        """Return how many sessions of the API key named `key` have a connected device."""
         return sum(session.key == key for session in self._attached.values())
 
     def open(self, name: str, key: str) -> Session | None:
         """Resume the disconnected session `name` if its key is named `key`; else begin a new one.
 
-        Returns None if there is no room. When the device is gone, call `leave` or `forget`.
+        Returns None if there is no room. Call `leave` or `forget` once the device is gone.
         """
         session = self._left.get(name)
         if session is not None and session.key == key and not self._is_idle(session):
@@ -75,7 +75,7 @@ class Sessions:
     def put(
         self, session: Session, position: int, ids: Sequence[int] | Ledger, check: int
     ) -> Ledger | None:
-        """Replace the session's ids from index `position` on by `ids`; return them all, not a copy.
+        """Replace the session's ids from index `position` on by `ids`; return its own `Ledger`.
 
         Other sessions may be dropped or emptied to stay within `most_ids`. Returns None if ids
         before `position` are missing, or if `check` is not the checksum of all ids (see `Ledger`).

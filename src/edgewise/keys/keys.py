@@ -130,7 +130,7 @@ class Keys:
         return found
 
     def current(self, key: Key) -> Key | None:
-        """Return `key` with its present limits; None if it was revoked or has expired."""
+        """Return `key` with its limits as they are now; None if it was revoked or has expired."""
         if self._path is None:
             return key
         self.refresh()
@@ -177,7 +177,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 
 def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits: float) -> str:
-    """Add a key to a key file, which is created if need be; return its secret, stored nowhere.
+    """Add a key to the key file at `path`, created if missing; return its secret, stored nowhere.
 
     `limits` are fields of `Key`, such as `tokens_per_day`. Raises `UsageError` for an invalid
     name or limit, a name that is taken, an `expires` in the past or a file that cannot be written.
@@ -204,7 +204,7 @@ def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits:
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Remove the key `name` from a file. Raises `UsageError` if key or file cannot be found."""
+    """Remove the key `name` from the file at `path`. Raises `UsageError` if either is missing."""
     if all(key.name != name for key in read_keys(path)):
         raise UsageError(f"There is no key {name!r} in {str(path)!r}.")
     _change(path, lambda keys: tuple(key for key in keys if key.name != name))

@@ -33,7 +33,7 @@ STORES: Registry[Callable[[str], LimitStore]] = Registry("limit store", "edgewis
 
 
 def limits_at(where: str | None, keys: Path | None) -> KeyLimits:
-    """Return a `KeyLimits`, not open yet, that counts each key's tokens in a store at `where`.
+    """Return a `KeyLimits`, not opened yet, that counts each key's tokens in a store at `where`.
 
     `where` is a file, a URL such as redis://..., or `MEMORY` (this process only); None is a file
     beside the key file `keys`, named like it with .limits added. Without a key file nothing is

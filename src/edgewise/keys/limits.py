@@ -63,8 +63,8 @@ class LimitStore(ABC):
     async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
         """Add `tokens` to those that the key `name` used on `day`; return whether they were added.
 
-        Atomic; nothing is added beyond `most`. Negative `tokens` are given back. With 0 it says
-        whether one more would fit. `day` counts days (UTC) from 1970-01-01. Raises `LimitsDown`.
+        Atomic; nothing is added beyond `most`. Negative `tokens` are subtracted; 0 asks whether one
+        more would fit. `day` counts days (UTC) from 1970-01-01. Raises `LimitsDown`.
         """
 
     @abstractmethod
@@ -73,7 +73,7 @@ class LimitStore(ABC):
 
 
 class Bucket:
-    """A token bucket: a rate limiter for units such as requests or ids, at a rate given per call.
+    """A token bucket: limits units such as requests or ids to a `rate` that each call states.
 
     The full bucket holds the units of `burst` seconds, at least one. `take` may lower the level
     below zero, to -`debt` units at most; the rest is forgiven. The bucket's state is one number,
@@ -102,7 +102,7 @@ class Bucket:
 
 
 class OverLimit(Exception):
-    """A request that exceeds a limit of its key, or finds too many others waiting.
+    """Raised for a request that exceeds a limit of its key, or finds too many others waiting.
 
     `reason` says why; after `retry_after` seconds (None: never, or unknown) it may be accepted.
     """
@@ -118,7 +118,7 @@ class Spent:
 
     The block of `KeyLimits.spending` fills it in, and sets `asked` when the request goes to an
     engine. If that request is then cancelled or times out, all the tokens asked for are charged: as
-    ids if the key has a limit of ids, else as tokens written.
+    ids if the key's `ids_per_second` is not 0, else as tokens written.
     """
 
     tokens: int = 0
@@ -127,7 +127,7 @@ class Spent:
 
 
 class KeyLimits:
-    """Enforces the limits of all keys. Refuses keys with a daily limit while the store is down."""
+    """Enforces the limits of all keys. Refuses keys with a daily limit while `store` is down."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class KeyLimits:
         self._down_until = 0.0
 
     async def open(self) -> None:
-        """Open the store. Raises `UsageError` if it can never work; one that is down is retried."""
+        """Open the store; one that is down is retried later. `UsageError`: it can never work."""
         try:
             await self._store.open()
             log.info("limits kept", where=self._store.where)
@@ -164,11 +164,11 @@ class KeyLimits:
     async def spending(self, key: Key, tokens: int, *, ids: int = 0) -> AsyncGenerator[Spent]:
         """Return a context manager that charges `key` for the consult made inside the block.
 
-        `tokens` is the most that the consult may write. If the key has a daily limit, they are
-        reserved from it before the block; those not written, by the `Spent` that the block fills
-        in, are given back after it. The rate of ids is charged with `ids`, the number that came
-        with the request, and after the block with those `computed` beyond them. Raises `OverLimit`
-        before the block if a limit is exceeded, or a daily one while the store is down.
+        `tokens` is the most that the consult may write. If `key.tokens_per_day` is set, they are
+        reserved before the block; those not written, by the `Spent` that the block fills in, are
+        given back after it. The rate of ids is charged with `ids`, the number that came with the
+        request, and after the block with those `computed` beyond them. Raises `OverLimit` before
+        the block if a limit is exceeded, or if the store is down and `key.tokens_per_day` is set.
         """
         self.admit(key, ids)
         # After the check: a refused consult costs nothing.
@@ -195,7 +195,7 @@ class KeyLimits:
     def admit(self, key: Key, ids: int) -> None:
         """Charge `key` for the `ids` (a number) that came with a request, and check its rates.
 
-        Raises `OverLimit` if one is used up. The ids are charged all the same, the consult is not.
+        Raises `OverLimit` if the rate of ids or of consults is used up. The ids stay charged.
         """
         (asks, bucket), now = self._buckets[key.name], self._clock()
         waits = {
@@ -211,9 +211,9 @@ class KeyLimits:
     async def may_prefetch(self, key: Key, ids: int) -> bool:
         """Charge `key` for the `ids` (a number) of a prefetch; return whether it may be made.
 
-        A prefetch lets the engine read a prompt early. It may not be made once the key's rates or
-        daily limit are used up, or while the store that counts for that limit is down; the ids are
-        charged all the same. As many prefetches a second are allowed as consults.
+        A prefetch lets the engine prefill a prompt early. False if a rate or the daily limit of the
+        key is used up, or if it has a daily limit and the store is down; the ids stay charged. As
+        many prefetches a second are allowed as consults.
         """
         bucket, rate, now = self._prefetches[key.name], key.consults_per_second, self._clock()
         with suppress(OverLimit):

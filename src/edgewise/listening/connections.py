@@ -66,7 +66,7 @@ class Connections:
     def wait(self, transport: asyncio.Transport, awaited: Awaited) -> None:
         """Close the connection after `WAIT_SECONDS`, unless `done` is called before.
 
-        `awaited` says what the peer fails to do; `done` must be called with the same.
+        `awaited` says what the peer fails to do; call `done` with the same value.
         """
         if transport in self._open and (transport, awaited) not in self._waits:
             loop = asyncio.get_running_loop()
@@ -126,7 +126,7 @@ class _Counted(asyncio.Protocol):
 
 
 class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
-    """uvicorn's HTTP/1.1 with the limits of `Connections`; answers peers that ended sending."""
+    """uvicorn's HTTP/1.1 with the limits of `Connections`; half-closed peers get their answer."""
 
     _ended = False
 
@@ -149,8 +149,8 @@ class HttpProtocol(_Counted, H11Protocol):  # type: ignore[misc]
     def eof_received(self) -> bool | None:  # type: ignore[override]
         """Handle a peer's closing of its sending side; return whether to keep the connection.
 
-        With TLS it is never kept, else while a complete request is being answered, in HTTP/1.0 only
-        once the answer has begun.
+        It is kept while a complete request is being answered (HTTP/1.0: once the answer has begun);
+        with TLS never.
         """
         whole = self._answering and self.conn.their_state is not h11.SEND_BODY
         # Proxies that speak HTTP/1.0 close like this if their client has left.
@@ -214,7 +214,7 @@ class WebSocketProtocol(_Counted, WebSocketsSansIOProtocol):  # type: ignore[mis
             self.transport.resume_reading()
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
-        """Note that the application has ended; cut the connection if the peer does not read."""
+        """Called when the application has ended: cut the connection if writing is paused."""
         super().on_task_complete(task)
         if not self.writable.is_set():
             self._connections.cut(self.transport, "it does not read")

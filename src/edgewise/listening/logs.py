@@ -26,10 +26,10 @@ _EVENTS = frozenset({"refused", "ended"})
 class FloodFilter(logging.Filter):
     """A logging filter that passes at most `BURST` lines of one kind in `WINDOW_SECONDS`.
 
-    One kind is each of a gateway's events "refused" and "ended". Lines from another package, from
-    "edgewise.listening" and `OTHERS` are of one kind if logger and first 20 characters are equal.
-    All other lines pass. The first line of a kind after a window has an attribute `left_out`: how
-    many were dropped in it.
+    A gateway's events "refused" and "ended" are a kind each. Lines of other packages, and of the
+    loggers "edgewise.listening" and `OTHERS`, are of one kind if the logger and the first 20
+    characters are equal. All other lines pass. The first line of a kind after a window has an
+    attribute `left_out`: how many lines were dropped in it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,7 +38,7 @@ class FloodFilter(logging.Filter):
         self._kinds: dict[str, tuple[float, int]] = {}  # since when, and how many lines
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether the line is written."""
+        """Return whether the line in `record` is written."""
         kind = _kind(record)
         if kind is None:
             return True

@@ -29,7 +29,7 @@ _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://([^\s/?#@:\[\]]+|\[[^\]]*\])(?::([1
 class OriginCheck:
     """ASGI middleware that refuses requests and WebSockets from web pages of other origins.
 
-    A request without the header `Origin` passes. `Host` must be a name of this server as well.
+    Pages of this server pass, and requests without `Origin`. `Host`, if sent, must be in `hosts`.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class OriginCheck:
         origins: Sequence[str] = (),
         ways: tuple[str, str] = ("--allow-host {}", "--cors-origin {}"),
     ) -> None:
-        """`hosts` are this server's names, `origins` the origins of other pages to be served.
+        """`hosts` are this server's names, `origins` the other origins whose pages may ask.
 
-        `ways` are the flags that would allow one more host or one more origin, for messages.
+        `ways` name, for messages, the flags that allow one more host or origin ({}: its place).
         """
         self._app, self._ways = app, ways
         self._hosts, self._origins = frozenset(hosts), frozenset(origins)

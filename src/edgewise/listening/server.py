@@ -46,7 +46,7 @@ class Listener(uvicorn.Server):
 
         With `tls` it is served by HTTPS alone. `max_message` is the size limit of a WebSocket
         message in bytes; None turns WebSockets off. `drain` runs after the signal, while
-        connections are still accepted; after it, answers under way have `grace` seconds.
+        connections are still accepted; then answers under way have `grace` seconds to end.
         """
         self.open = Connections(connections)
 

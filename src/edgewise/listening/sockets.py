@@ -88,7 +88,7 @@ def connections_for(asked: int | None, *, reserve: int) -> int:
 
     `asked` is the user's number; None: `DEFAULT_CONNECTIONS`, or as many as fit, at least 16.
     `reserve` open files are kept for other uses, such as connections to engines. The process's
-    limit on open files is raised as far as possible; `UsageError` if it is still too low.
+    limit on open files is raised as far as possible. Raises `UsageError` if it is still too low.
     """
     limit = _most_files()
     room = limit - reserve - _RESERVED

@@ -1,7 +1,4 @@
-"""The clouds of an answer, nearest first; the next is asked if one fails or is unsure of its reply.
-
-Each has a threshold, a share of the output tokens, a circuit breaker and a record of what it got.
-"""
+"""The clouds of an answer, nearest first; the next is asked if one fails or is unsure."""
 
 from collections.abc import Sequence
 
@@ -20,7 +17,7 @@ class Clouds:
     """
 
     def __init__(self, clouds: Sequence[CloudConsults], *, cap: int | None) -> None:
-        """`clouds` are nearest first; `cap`, if any, limits the tokens asked of all together."""
+        """`clouds` are nearest first; `cap`: the most tokens asked of all together, or None."""
         nearest = clouds[0]
         self._clouds, self._cap = clouds, cap
         self.counts = [one.counts for one in clouds]
@@ -39,7 +36,7 @@ class Clouds:
         self.passages = nearest.tier.cloud.reads_passages
 
     def ignore_breakers(self) -> None:
-        """Let no open circuit breaker refuse a request any more, since the edge is lost."""
+        """Send requests from now on even while a circuit breaker is open: the edge is lost."""
         for cloud in self._clouds:
             cloud.ignores_breaker = True
 
@@ -50,7 +47,7 @@ class Clouds:
 
     @property
     def wasted(self) -> int:
-        """Tokens of requests that were dropped or overruled by another cloud; not whole answers."""
+        """Tokens of requests dropped or overruled by another cloud, but for whole answers."""
         return sum(cloud.counts.unused for cloud in self._clouds)
 
     @property
@@ -96,7 +93,7 @@ class Clouds:
         return outcome, event
 
     def due(self) -> bool:
-        """Return whether `completion` need not wait; wait briefly for a reply that comes soon.
+        """Return whether `completion` returns at once; wait briefly for a reply that comes soon.
 
         `Latency.patience` says how long. If a reply is an error, or its cloud is unsure of it, the
         next cloud is asked, and awaited likewise.
@@ -125,8 +122,8 @@ class Clouds:
     ) -> list[Consult]:
         """Count the requests that the last `ask` made; return the events that report them.
 
-        `index` is their place in the answer. `refused` says why the completion cannot be used;
-        `changed`: it differs from the edge's token, which `Latency.rejection_rate` counts.
+        `index` is the token's place in the answer, from 0. `refused` says why the completion cannot
+        be used; `changed`: it differs from the edge's token, as `Latency.rejection_rate` counts.
         """
         if self._best is not None:
             # Only the nearest's consults are drafted beyond, whoever overrules it.

@@ -35,13 +35,11 @@ class CloudCounts:
     def over(
         self, outcome: Completion | CloudError, asked: int, *, failed: bool, overruled: bool
     ) -> None:
-        """Count a finished request for `asked` tokens: in `calls`, and perhaps in `failed`.
+        """Count a finished request for `asked` tokens, and the usage report in its `outcome`.
 
-        `failed`: nothing it brought can be used, though `outcome` may be a completion that the
-        response format forbids. A usage report counts in `cached`, `computed` and `written`. After
-        a timeout `asked` is added to `brought`. `overruled`: another cloud's completion was taken
-        instead, so the tokens of this request are added to `brought` and `unused`. Those of the
-        completion that is taken are not counted here: the loop adds them to `brought`.
+        `failed`: nothing it brought can be used (the response format may forbid a completion). A
+        timeout adds `asked` to `brought`. `overruled`: another cloud's completion was taken, so
+        this request's tokens are `brought` and `unused`. Those that are taken the loop counts.
         """
         self.calls += 1
         self.failed += failed
@@ -60,9 +58,9 @@ class CloudCounts:
         self.unused += lost if overruled else 0
 
     def drop(self, asked: int, *, whole: bool) -> None:
-        """Count a request that nobody awaits now: its `asked` tokens are `brought` and `unused`.
+        """Count a request that was given up; its `asked` tokens are added to `brought`.
 
-        Those of a `whole` answer are `brought` alone.
+        They are added to `unused`, too, unless the request was for a `whole` answer.
         """
         self.dropped += 1
         self.brought += asked

@@ -62,7 +62,7 @@ class Decoder:
         """`tiers` are the clouds, nearest first; a `cloud`, with its `breaker`, goes before them.
 
         `record` lists what answers send; `billing` sums and limits the costs of the last cloud.
-        `escalation` chooses answers for a cloud that `reads_passages` to write whole.
+        `escalation` chooses the answers that a cloud that `reads_passages` writes as a whole.
         """
         self.escalation = escalation
         self.edge, self.router, self.policy = edge, router, policy
@@ -94,9 +94,10 @@ class Decoder:
         greedy; it ends before any string of `stop`. `budget` says how much the cloud may write:
         what the last answer left (`Generation.budget`). `pending` adds events about draft tokens
         (`Pending`, `RolledBack`), `candidates` the edge's candidates to every `Token`. `grammar`
-        constrains the answer, `policy` replaces the decoder's. Before each verdict on a token
-        `follow` may change the budget; `at_end` gets the rest once, when the answer is closed.
-        Raises `UsageError` for bad input; the events may raise `EdgeError` and `CloudError`.
+        constrains the answer, `policy` replaces the decoder's. `follow` is called before each
+        verdict on a token; it gets the budget and returns the one to go on with. `at_end` is called
+        once, with the budget left, when the answer is closed. Raises `UsageError` for bad input;
+        the iteration may raise `EdgeError` and `CloudError`.
         """
         prompt = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         if not prompt.ids:

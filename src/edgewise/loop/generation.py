@@ -1,7 +1,6 @@
 """The decoding loop of an answer: edge step, router score, decision, perhaps a request, next token.
 
-Each token is streamed when it is written. All that changes from token to token is in one immutable
-`State`; random draws depend only on the seed and on the token's position.
+All that changes from token to token is in one immutable `State`. Draws depend on seed and position.
 """
 
 import logging

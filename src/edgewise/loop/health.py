@@ -16,7 +16,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds; doubled with every probe that
 class Breaker:
     """The circuit breaker of one cloud; thread-safe.
 
-    After failures it opens: requests are paused. After the pause one request may go, as the probe.
+    After failures it opens: requests are paused. After the pause one request may go, as a probe.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,8 +58,8 @@ class Breaker:
         """Record that a request failed; `silent` if that took more than half of its deadline.
 
         The third failure in a row opens the breaker, which pauses requests. So does a single silent
-        one, at first for 0 s. If the failed request was the `probe`, sent to test the link after a
-        pause, the next pause is twice as long, up to 30 s.
+        one, for 0 s: the next request is a probe. If the failed request was the `probe`, which
+        tests the link after a pause, the next pause is twice as long, up to 30 s.
         """
         with self._lock:
             self._failures += 1

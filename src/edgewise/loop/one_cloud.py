@@ -85,7 +85,7 @@ class Tier:
     ) -> None:
         """`cloud` is asked if the one before failed, or is unsure by `threshold` (0 to 1) or more.
 
-        It may write a `share` of all tokens; None leaves that to the policy, as for the nearest. A
+        `share`: the part of all tokens that it may write; None: the policy's, as for the nearest. A
         `trusted` one may see what is marked local. Raises `UsageError` for values out of range.
         """
         require(0 <= threshold <= 1, "tier_threshold", "from 0 to 1", threshold)
@@ -147,9 +147,9 @@ class CloudConsults:
         self._flights: dict[int, Flight] = {}
 
     def prefetch(self, ids: Sequence[int], budget: Budget) -> None:
-        """Send the cloud `ids`, prompt and answer so far, so that it reads them before it is asked.
+        """Send the cloud `ids`, prompt and answer so far, so that it prefills them early.
 
-        Nothing is sent where `budget` or an open circuit breaker rules requests out.
+        Sends nothing while the circuit breaker is open, or if `budget` allows no request.
         """
         if not self._policy.may_ask(budget) or self._breaker.is_open:
             return
@@ -179,8 +179,8 @@ class CloudConsults:
     def verify(self, ids: Sequence[int], count: int, n: int = 0) -> Flight | Refusal:
         """Ask the cloud to verify the last `count` of `ids`, which are draft tokens.
 
-        With `n` above 0 the cloud, which must be one that `reads_passages`, writes up to `n` tokens
-        in their place; a probe only verifies. Returns the request, or why nothing was sent.
+        With `n` above 0 a cloud that `reads_passages` writes up to `n` tokens in their place; but a
+        request that tests a broken link only verifies. Returns the request, or why none was sent.
         """
         flight = self._flight(ids, n, count)
         if isinstance(flight, Flight):
@@ -188,7 +188,7 @@ class CloudConsults:
         return flight
 
     def given_up(self, flight: Flight) -> bool:
-        """Whether to give up `flight`: it has no reply, and no request may be sent now."""
+        """Whether not to wait for `flight`: it has no reply, and requests are paused by now."""
         paused = self._breaker.is_open or self._declined
         return paused and not self.ignores_breaker and not flight.future.done()
 
@@ -237,7 +237,7 @@ class CloudConsults:
         return flight.future.done()
 
     def outcome(self, flight: Flight) -> Completion | CloudError:
-        """Wait for a request; return its completion or error. An early failure is not charged."""
+        """Wait for a request; return its completion or error. No error but a timeout is charged."""
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
         try:
@@ -266,9 +266,9 @@ class CloudConsults:
         return completion
 
     def unsure(self, completion: Completion) -> float:
-        """Return how unsure this cloud is of a completion, from 0 to 1.
+        """Return how unsure this cloud is of its `completion`, from 0 to 1.
 
-        That is 1 less the probability of its least likely token, or the error rate from `compared`
+        That is 1 less the probability of the least likely token, or the error rate from `compared`
         if that is higher. Without logprobs it is the error rate; 0.5 before the first comparison.
         """
         score = unsure(completion)

@@ -127,7 +127,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asks(self) -> bool:
-        """Whether the cloud can ever be asked; if not, nothing of the cloud need be opened."""
+        """Whether the cloud can ever be asked: `cloud_share` and `max_cloud_tokens` are not 0."""
         return self.cloud_share != 0 and self.max_cloud_tokens != 0
 
     @property
@@ -139,13 +139,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.on_cloud_error == "raise" or self.verify == "exact"
 
     def raises(self, error: CloudError) -> bool:
-        """Whether `error` is to be raised; a `NothingUsable` only if the policy `excludes_edge`."""
+        """Whether `error` ends the answer: True if `on_cloud_error` is "raise".
+
+        For `NothingUsable` (a valid reply that cannot be used) `excludes_edge` must be True, too.
+        """
         failed = not isinstance(error, NothingUsable) or self.excludes_edge
         return self.on_cloud_error == "raise" and failed
 
     @property
     def excludes_edge(self) -> bool:
-        """Whether the edge must not stand in for the cloud: its share is 1, and failures raise."""
+        """Whether the edge must not stand in: `cloud_share` is 1, `on_cloud_error` is "raise"."""
         return self.on_cloud_error == "raise" and self.cloud_share == 1
 
     def may_ask(self, budget: Budget) -> bool:
@@ -153,10 +156,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return self.asks and self._room(budget) > 0
 
     def may_ask_for_draft(self, budget: Budget, ask: int, wasted: int) -> bool:
-        """Whether a request for `ask` tokens may be sent after drafts, which may yet be rejected.
+        """Whether a request for `ask` tokens may be sent behind drafts, which may yet be rejected.
 
-        Not if the answer has a cap or the cloud writes everything. Under a cloud share the bucket
-        must cover both `ask` and `wasted`, the tokens of this answer's dropped, overruled requests.
+        False under `max_cloud_tokens`, and with a `cloud_share` of 1. With another share the bucket
+        must hold `ask` and `wasted`, the tokens of the answer's dropped and overruled requests.
         """
         # A cap is a promise about the answer: no request in vain may use it up.
         if self.max_cloud_tokens is not None or self.cloud_share == 1:
@@ -165,15 +168,15 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verifies(self) -> bool:
-        """Whether the cloud is to read every token: with `verify`, unless one model writes all."""
+        """Whether the cloud is to read every token: `verify` is not "off"; no model writes all."""
         return self.verify != "off" and self.asks and self.cloud_share != 1
 
     def refuses(self, budget: Budget, *, first: bool, passages: bool = False) -> Reason | None:
-        """Return why the cloud may not verify what follows ("cap" or "budget"); None if it may.
+        """Return why the cloud may not verify what follows; None if it may.
 
-        It may not once `max_cloud_tokens` are spent. `first`: the answer begins here. Then it is
-        not verified at all if the bucket is too low even for `LEAST_RATIO` (see `ratio_now`). With
-        `passages` (whole sentences), and a share below 1, the bucket must hold at least one token.
+        "cap": `max_cloud_tokens` are spent. "budget": at the `first` token of an answer the bucket
+        is too low even for `LEAST_RATIO` (see `ratio_now`). With `passages` (whole sentences) it is
+        "budget" wherever the bucket holds less than a token, and `cloud_share` is below 1.
         """
         if self.max_cloud_tokens is not None and self._room(budget) < 1:
             return "cap"
@@ -219,7 +222,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, cloud_share=1.0, span=max(self.span, CLOUD_SPAN), speculate=0)
 
     def decide(self, score: float, budget: Budget) -> Decision:
-        """Return whether to ask the cloud at a position with this router score, and why."""
+        """Return whether to ask the cloud at a position with this router `score`, and why.
+
+        `Decision.ask` is how many tokens to ask for: `span`, or less if cap or bucket hold less; 0
+        keeps the edge's token.
+        """
         threshold = self.threshold_now(budget)
         shown = None if 0 in (self.cloud_share, self.max_cloud_tokens) else threshold
         if score < threshold:
@@ -233,7 +240,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(ask, "critical", shown)
 
     def threshold_now(self, budget: Budget) -> float:
-        """Return the threshold in force (see `Policy`); at a share of 1 it is 0, at 0 it is 2."""
+        """Return the threshold in force (see `Policy`): 0 at a share of 1, 2 (never) at 0."""
         if self.cloud_share is None:
             return self.threshold
         if self.cloud_share in (0.0, 1.0):
@@ -250,8 +257,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         That is `deadline` if it is set. Else it is four times the recent median latency, doubled
         for each timeout in a row, from `SHORTEST_DEADLINE` to `LONGEST_DEADLINE`; before latencies
         are known it is `LONGEST_DEADLINE`. Until the `first` reply of an answer it is at least the
-        reading time: twice the time that `prompt` ids took before, doubled likewise, at most
-        `LONGEST_READING`. With `requires_cloud` it is the longer of this and `LONGEST_DEADLINE`.
+        reading time: twice what so many `prompt` ids take by `latency`, doubled likewise, at most
+        `LONGEST_READING`. With `requires_cloud`: the longer of that and `LONGEST_DEADLINE`, always.
         """
         if self.deadline is not None:
             return self.deadline
@@ -274,7 +281,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return replace(budget, bucket=budget.bucket - tokens, charged=budget.charged + tokens)
 
     def after_token(self, budget: Budget) -> Budget:
-        """Return the budget after one more output token, which adds `cloud_share` to the bucket."""
+        """Return the budget after one more output token, which earns `cloud_share`, if set."""
         if self.cloud_share is None:
             return budget
         return replace(budget, bucket=min(budget.bucket + self.cloud_share, MAX_BUCKET))
@@ -327,7 +334,7 @@ class SharedBudget:
         return Budget(bucket=taken, reserve=min(now - taken, MAX_BUCKET), told=taken)
 
     def settle(self, taken: Budget, left: Budget) -> None:
-        """Give back what is `left` (`Generation.budget`) of a budget that was `taken`."""
+        """Give back what is `left` (`Generation.budget`) of the budget that `take` returned."""
         told = taken.bucket if left.told is None else left.told
         with self._lock:
             self._free = min(self._free + left.bucket, MAX_BUCKET)
@@ -338,7 +345,7 @@ class SharedBudget:
             self._changed = self._changed - told + taken.bucket if self._running else 0.0
 
     def follow(self, budget: Budget) -> Budget:
-        """Note how far a running answer's budget has changed; return it with `reserve` updated."""
+        """Note the change of a running answer's `budget`; return it with its `reserve` updated."""
         # Verification may overdraw the bucket. Unless simultaneous answers learn of that at once,
         # each spends as if it were alone, and those after them can spend nothing.
         told = budget.bucket if budget.told is None else budget.told
@@ -358,7 +365,7 @@ class Escalation:
     """
 
     def __init__(self, share: float) -> None:
-        """`share` of all answers may be written whole. Raises `UsageError` unless it is 0 to 1."""
+        """`share` of all answers, from 0 to 1, may be chosen. Raises `UsageError` for another."""
         require(0 <= share <= 1, "escalate", "from 0 to 1 (10% is 0.1)", share)
         self.share = share
         self._seen = deque[float](maxlen=_SEEN)
@@ -368,8 +375,8 @@ class Escalation:
         """Weigh an answer: return whether the cloud is to write all of it.
 
         `uncertainty` is the mean entropy of its first passage, in nats, as the edge drafted it. The
-        highest `share` of the last 128 are chosen, none of the first 8 unless `share` is 1. Each
-        call earns `share`; each True costs 1, and is returned only if so much is earned.
+        highest `share` of the last 128 are chosen if 1 has been earned (see `Escalation`), but none
+        of the first 8 unless `share` is 1.
         """
         with self._lock:
             self._earned = min(self._earned + self.share, _MOST)

@@ -1,8 +1,7 @@
 """The edge model's steps (predictions of a token): at the answer's end, and behind draft tokens.
 
-While a request to the cloud is in flight, the edge goes on from its own token as if the completion
-were to confirm it. The answer's own rules decide on these draft tokens. If the completion agrees,
-their steps and requests are used; if not, they are rolled back. So speculation changes no answer.
+While a request is in flight, the edge goes on as if the completion were to confirm its own token.
+If so, the drafts' steps and requests are used, else rolled back: speculation changes no answer.
 """
 
 import time
@@ -16,10 +15,7 @@ from edgewise.routers.base import Router, checked_score
 
 
 class Speculation:
-    """Computes the edge model's steps (predictions): at the answer's end, and behind draft tokens.
-
-    `drafts` are the ids of the draft tokens beyond the answer.
-    """
+    """Computes the edge's steps (predictions); `drafts` are the ids of tokens beyond the answer."""
 
     def __init__(
         self,
@@ -44,7 +40,7 @@ class Speculation:
     def next_step(self) -> EdgeStep:
         """Return the step at the answer's next position: reused from speculation, or computed now.
 
-        Raises `EdgeError`, `UsageError` for a score outside [0, 1], and as `Constraint.allowed`.
+        Raises `EdgeError`, `UsageError` for a score outside [0, 1], errors of `Constraint.allowed`.
         """
         return self._steps.pop(len(self._ids), None) or self._step_after(())
 
@@ -63,10 +59,10 @@ class Speculation:
             self._draft(state.expecting(ask, self._rules), edge_step, None)
 
     def forward(self) -> int | None:
-        """Draft one token more and return it; the cloud may be asked ahead, behind the drafts.
+        """Draft one token more, perhaps send a request for what follows it; return the token's id.
 
         Returns None if there are no drafts, the policy's limit of drafts is reached, or the answer
-        would end with this token. Raises as `next_step`.
+        would end with this token. Raises what `next_step` raises.
         """
         tip, ids = self._tip, [*self._ids, *self.drafts]
         if tip is None or not 0 < len(self.drafts) < self._rules.policy.speculate:
@@ -86,7 +82,7 @@ class Speculation:
         """Follow the answer's next `token`, which the caller has appended to the answer's ids.
 
         Returns how many drafts and how many requests were dropped. If `token` is the first draft,
-        the others stay; else, and if it is `corrected`, all go.
+        the others stay; if it is not, or was `corrected` by the cloud, all drafts are dropped.
         """
         # A correction may be a whole sentence that begins like the edge's.
         if self.drafts and self.drafts[0] == token and not corrected:

@@ -33,9 +33,9 @@ _REFUSED = ("cost", "blocked")
 
 
 def circles(ids: Sequence[int], start: int) -> bool:
-    """Whether an answer goes round in circles: its last `ENDLESS` ids repeat one short cycle.
+    """Whether the answer, which starts at `ids[start]`, only repeats itself by now.
 
-    It starts at `ids[start]`. Small models often end like this when they decode greedily.
+    True if its last `ENDLESS` ids repeat one cycle of at most `LONGEST_CYCLE` ids.
     """
     for cycle in range(1, min(LONGEST_CYCLE, len(ids) - start - ENDLESS) + 1):
         if ids[-1] == ids[-1 - cycle] and ids[-ENDLESS:] == ids[-ENDLESS - cycle : -cycle]:
@@ -117,8 +117,8 @@ class HeldText(NamedTuple):
         """Add the bytes of a token; return the text to show, the new held text, and a stop string.
 
         The stop string is the first that is complete now, or None. Neither it nor what follows it
-        is shown. Invalid bytes become U+FFFD. If there is none, the shown texts and `release`'s
-        join to `data.decode("utf-8", "replace")`, however the bytes are split into tokens.
+        is shown. Invalid bytes become U+FFFD. Without a stop string all texts returned, `release`'s
+        at the end included, join to all bytes decoded at once, with errors="replace".
         """
         if not (stops or self.text or self.pending) and piece.isascii():
             return piece.decode("ascii"), self, None
@@ -127,7 +127,7 @@ class HeldText(NamedTuple):
         return self._shown(text, decoder.getstate()[0], stops)
 
     def before(self, piece: bytes) -> "HeldText":
-        """Return this, without `pending` unless the bytes `piece`, which come next, continue it."""
+        """Return this; drop `pending` if the next bytes, `piece`, do not continue its character."""
         return self if piece and piece[0] >> 6 == 0b10 else self._replace(pending=b"")
 
     def release(self, stops: Sequence[str]) -> tuple[str, str | None]:
@@ -153,12 +153,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """The state of an answer after `index` tokens.
 
     `held` is text that cannot be shown yet. `unwritten` are the tokens of a completion that are not
-    in the answer yet. After draft tokens `expected` counts the further tokens that the request in
-    flight is to bring. A cloud of another vocabulary is asked for words, and between words. For it
-    `deferred` says that a request was due inside this word and waits for its end; `divided` says
-    that a completion ended just here, which makes this a word boundary. `over_budget` says that a
-    request was refused for cost or privacy: until the cloud next writes or verifies a token, the
-    answer earns no budget. `end` says how the answer ended, `stopped` by which stop string.
+    in the answer yet. `expected`, 0 without drafts, is how many tokens (or words) the request in
+    flight still brings after these drafts. A cloud of another vocabulary is asked for words, and
+    between words. For it `deferred` says that a request was due inside this word and waits for its
+    end; `divided` says that a completion ended just here, which makes this a word boundary.
+    `over_budget` says that a request was refused for cost or privacy: until the cloud next writes
+    or verifies a token, the answer earns no budget. `end` says how the answer ended, `stopped` by
+    which stop string.
     """
 
     budget: Budget
@@ -173,11 +174,12 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     stopped: str | None = None
 
     def decide(self, step: EdgeStep, ids: Sequence[int], rules: Rules) -> Decision:
-        """Return whether to ask the cloud after `ids`, and for how many tokens.
+        """Return whether to ask the cloud for what follows `ids`, and for how many tokens.
 
-        Inside a word a cloud of another vocabulary cannot be asked: the request is put off to the
-        next word boundary. Some cannot be asked inside a block of reasoning: there it is dropped.
-        Where the grammar allows one token only, no cloud is asked.
+        `ids` are the prompt, the answer and its drafts; `step` is the edge's step after them. For a
+        cloud of another vocabulary, a request inside a word is put off to the next word boundary
+        ("mid_word"). For one that cannot continue reasoning, a request inside a block of reasoning
+        is not made ("reasoning"). Where the grammar allows one token only, no cloud is asked.
         """
         decision = rules.policy.decide(1.0 if self.deferred else step.score, self.budget)
         if step.forced:
@@ -193,17 +195,17 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def expecting(self, ask: int, rules: Rules) -> "State":
         """Return the state that drafts start from, while a request for `ask` tokens is in flight.
 
-        `ask` counts words if the cloud has another vocabulary. The drafts assume that all come.
+        `ask` counts words for a cloud of another vocabulary. Tokens are charged now, words later.
         """
         # The cost of a word is known once it is drafted.
         charged = ask if rules.boundaries is None else 0
         return replace(self, expected=ask, budget=rules.policy.charged(self.budget, charged))
 
     def after_draft(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
-        """Return this state, with `expected` less by 1 if the draft `token` opens a word.
+        """Return this state, with one `expected` word fewer if `token`, a draft, begins a word.
 
-        Words count for a cloud of another vocabulary only; for others the state stays as it is. The
-        token, which follows `ids`, is not written.
+        `expected`, never below 0, is how many words the request in flight still brings. For a cloud
+        of the edge's vocabulary it stays. `token`, which follows `ids`, is added by `write`.
         """
         opens = rules.boundaries is not None and rules.boundaries.opens(ids, rules.prompt, token)
         return replace(self, expected=self.expected - 1) if self.expected and opens else self
@@ -211,7 +213,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def answered(self, completion: Completion, fit: int, rules: Rules) -> "State":
         """Return the state with `completion` as `unwritten`; the budget pays for all its tokens.
 
-        The grammar allows the first `fit`. The rest, and what exceeds the cap, is left out.
+        Only the first `fit` tokens, which the grammar allows, are kept, up to `max_cloud_tokens`.
         """
         ids, tops = completion.ids, completion.top
         kept, last = rules.policy.fit_to_cap(self.budget, len(ids)), len(ids) - 1

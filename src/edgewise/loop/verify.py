@@ -1,10 +1,9 @@
 """Verification: the edge model writes ahead of the answer, and the cloud model reads along.
 
-Blocks of draft tokens are sent to the cloud while the edge goes on behind them. Accepted drafts
-become the answer; where the cloud corrects one, the correction is written and all drafts behind it
-are rolled back. The cloud judges each token by what is before it, and the answer takes verdicts in
-its own order. So, if no request fails, an answer does not depend on the link, on how drafts were
-cut into blocks, or on how many were in flight. But answers at the same time share a budget.
+Blocks of drafts are sent to the cloud while the edge goes on behind them. Accepted drafts become
+the answer; a correction rolls back all drafts behind it. The cloud judges a token by what is before
+it, and the answer takes verdicts in its own order. So, if no request fails, the link, the blocks'
+lengths and how many fly change no answer. But answers at the same time share a budget.
 """
 
 import math
@@ -47,7 +46,7 @@ class _Block(NamedTuple):
     """Draft tokens at positions `start` to before `end` of the ids, sent to be verified.
 
     `flight` is the request that verifies them, or the reason why none was sent. If it asks for a
-    whole answer, and the cloud gives none, the earlier `verdict` (None: there is none) holds.
+    whole answer, and the cloud gives none, the earlier `verdict`, if any, holds.
     """
 
     start: int
@@ -206,7 +205,7 @@ class Verification(Speculation):
                 self._verdicts[start + outcome.stand] = outcome
 
     def charged(self, budget: Budget) -> Budget:
-        """Return `budget` with the tokens of late or dropped whole answers in `charged`, too."""
+        """Return `budget`, in whose `charged` late or dropped whole answers are counted, too."""
         # All that a verdict brings is charged already.
         brought = self._consults.writer.brought
         return budget if budget.charged >= brought else replace(budget, charged=brought)

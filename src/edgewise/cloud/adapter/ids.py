@@ -22,8 +22,8 @@ from edgewise.prompts import Prompt, prompt_ids
 class Adapter(AdaptedCloud):
     """A wrapper around a cloud model, which is asked only between words, in its own token ids.
 
-    It is for a model of another vocabulary, or to hide private words. It takes n tokens to mean n
-    words, so a completion may have more than n ids. `close` closes the wrapped model `cloud` too.
+    It is for a model of another vocabulary, or to hide private words. A consult's `n` is a number
+    of words here, so a completion may have more than `n` ids. `close` also closes the model inside.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ def checked(
 ) -> CloudModel:
     """Return the model that `adapted` makes of these arguments, with its vocabulary checked.
 
-    Raises what `adapted` and `check_vocabulary` raise; `cloud` is closed then.
+    After an error of `adapted` or `check_vocabulary`, which is raised, `cloud` is closed.
     """
     try:
         model = adapted(cloud, edge, own, context_filter)

@@ -71,7 +71,7 @@ class AdaptedCloud(CloudModel):
         self.filtered = f", {context_filter.name}" if context_filter else ""
 
     def budget(self, words: int) -> tuple[int, int]:
-        """Return how many tokens to ask for, in each request and in all, to get `words` words."""
+        """Return how many tokens to ask for, to get `words` words: in each request, and in all."""
         further = FURTHER * (words - 1)
         return self.step or min(WORD + further, AT_ONCE), LONGEST + further
 
@@ -109,7 +109,7 @@ class AdaptedSession(CloudSession, ABC):
 
     Subclasses set three attributes at the latest in `begin`. `puts_blanks`: the blank with which
     the cloud begins an answer is dropped. `holds_lines`: line ends at the end of the text are not
-    sent, as blanks there never are. `leaves_thoughts`: nor is a finished block of reasoning.
+    sent (blanks there never are). `leaves_thoughts`: finished blocks of reasoning are not sent.
     """
 
     puts_blanks = holds_lines = leaves_thoughts = False
@@ -123,31 +123,32 @@ class AdaptedSession(CloudSession, ABC):
 
     @abstractmethod
     def begin(self, before: Context) -> None:
-        """Begin a conversation with the cloud model; called before the first request.
+        """Begin a conversation with the cloud model; `ask` calls it before the first request.
 
-        `before` is the redacted text before the answer. Raises a `CloudError` if it is unreadable.
+        `before` is the redacted text before the answer. Raises a `CloudError` if it is not taken.
         """
 
     @abstractmethod
     def request(self, consult: "WordConsult", deadline: float) -> Future[Any]:
         """Send the next request for the words that `consult` wants; return the future of its reply.
 
-        `deadline` is in seconds from now. The future fails with a `CloudError`.
+        `deadline` is in seconds from now. The future fails with a `CloudError`. `meter` and `read`
+        are then called with the reply, and if words are still missing, this method again.
         """
 
     @abstractmethod
     def meter(self, consult: "WordConsult", reply: Any) -> Completion:
-        """Return a completion whose counts say how many tokens are billed for `reply`."""
+        """Return a completion whose counts are those billed for `reply`; its ids are not used."""
 
     @abstractmethod
     def read(self, consult: "WordConsult", reply: Any) -> ReplyChunk:
-        """Check the reply to a request and return its text. Raises a `CloudError` if invalid."""
+        """Check a reply and return its new text. Raises a `CloudError` if it is invalid."""
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
         """Ask for `request.n` words after the ids; return the future of the completion.
 
-        The completion has fewer words if the answer ends or words are long (`budget`). The future
-        fails with a `CloudError`. Raises `Blocked` if the context filter forbids sending the text.
+        The completion has fewer words if the answer ends, or once `AdaptedCloud.budget` is used up.
+        The future fails with a `CloudError`. Raises `Blocked` if the context filter forbids it.
         """
         end = time.monotonic() + request.deadline
         try:
@@ -221,7 +222,7 @@ class WordConsult:
     ) -> None:
         """`shown` is the redacted answer so far, which is sent without the blanks at its end.
 
-        `end` is when the deadline passes, by the monotonic clock.
+        `end` is when the deadline passes, as a value of `time.monotonic()`.
         """
         self.request = request
         self.text, self._held = held_back(shown.text, lines=session.holds_lines)

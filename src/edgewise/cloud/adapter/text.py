@@ -226,7 +226,7 @@ class Probe:
         self._echoes = False
 
     async def capabilities(self) -> Capabilities:
-        """Send the requests; return the findings. Raises `CloudError`, also for an unfit API."""
+        """Send the requests; return the findings. `CloudRejected`: the API cannot continue."""
         await self._continues()
         await self._require_blanks()
         return Capabilities(echoes=self._echoes, trims=await self._trims())
@@ -297,9 +297,9 @@ class Probe:
 
 
 def unechoed(sent: str, reply: str, url: str) -> str:
-    """Return a reply without its beginning, in which the API at `url` repeats the text `sent`.
+    """Return a `reply` without its beginning, in which the API at `url` repeats the text `sent`.
 
-    Raises `CloudProtocolError` if the reply does not begin with that text.
+    Blanks at the ends of `sent` may differ. Raises `CloudProtocolError` if it is not repeated.
     """
     again = reply.lstrip()
     if not sent.strip():

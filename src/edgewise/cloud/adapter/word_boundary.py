@@ -47,9 +47,9 @@ class Kept(NamedTuple):
 
 
 def opens_word(before: str, after: str) -> bool:
-    """Whether a word, or the blanks before a word, begin where `after` follows `before`.
+    """Whether the text `after` begins with a new word, or the blanks before one.
 
-    True if one of the two is empty: nothing is written yet, or `after` is an end token's text.
+    `before` is the text before it. True if either is empty, as `after` is for an end token.
     """
     if not before or not after or before[-1].isspace():
         return True
@@ -57,10 +57,7 @@ def opens_word(before: str, after: str) -> bool:
 
 
 def held_back(written: str, *, lines: bool = False) -> tuple[str, str]:
-    """Split an answer into the text to send and the blanks at its end, which are held back.
-
-    With `lines`, line ends are held back too.
-    """
+    """Split an answer into the text to send and the blanks (`lines`: and line ends) at its end."""
     # Most tokens include the blank before a word, and some clouds drop blanks at a text's end.
     sent = written.rstrip(None if lines else BLANKS)
     return sent, written[len(sent) :]
@@ -110,7 +107,10 @@ def kept(
 
 
 def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
-    """Whether `tokenizer` splits `text` at `at` (at 0: yes); False if its tokens alter `text`."""
+    """Whether `tokenizer` divides `text` between two tokens at character `at`, or `at` is an end.
+
+    False everywhere if its tokens do not add up to `text`; one leading blank is ignored.
+    """
     data, wanted = text.encode(), len(text[:at].encode())
     pieces = [tokenizer.piece(token) for token in tokenizer.encode(text)]
     whole = b"".join(pieces)
@@ -173,8 +173,8 @@ class Reasoning:
     def keeps(self, ids: Sequence[int], start: int, token: int, *, inside: bool) -> bool:
         """Whether `token` begins or ends a reasoning block, or is part of the blanks after one.
 
-        `token` would follow `ids`, of which the answer begins at index `start`. With `inside` the
-        result is also true for every token in a block.
+        `token` is the next after `ids`; the answer begins at index `start` of `ids`. With `inside`
+        the result is also True for every token in a block.
         """
         block, left = self.parted([*ids, token], start)
         if block == "open":
@@ -223,8 +223,8 @@ class WordBoundaries:
         """`edge` and `cloud` are the two models' tokenizers.
 
         The cloud may be asked where both split the text; without `cloud`, where a word begins.
-        `reasons`: whether a cloud model that is sent no finished reasoning can continue inside an
-        open block of reasoning. None is for a cloud model that is sent everything.
+        `reasons` is None for a cloud model that is sent finished blocks of reasoning, too. For any
+        other it says whether this model can continue inside an open block.
         """
         self._edge, self._cloud = edge, cloud
         self._reasoning, self._reasons = Reasoning(edge), reasons
@@ -244,7 +244,7 @@ class WordBoundaries:
         return None if divided or self._judged(ids, start, token, self._cloud) else "mid_word"
 
     def opens(self, ids: Sequence[int], start: int, token: int) -> bool:
-        """Whether `token` begins a word after `ids`, of which the answer begins at `start`."""
+        """Whether `token`, after `ids`, begins a word; the answer begins at `ids[start]`."""
         return self._judged(ids, start, token, None)
 
     def _judged(self, ids: Sequence[int], start: int, token: int, cloud: Tokenizer | None) -> bool:
