@@ -68,7 +68,7 @@ class CloudSession(Protocol):
         return None
 
     def close(self) -> None:
-        """End the session, for an answer that is over. Futures of running requests may fail."""
+        """End the session, as its answer is over. Futures of running requests may fail."""
 
 
 class CloudModel(Protocol):
@@ -140,7 +140,7 @@ class CloudModel(Protocol):
         return False
 
     def requests(self, n: int) -> tuple[int, int]:
-        """Return the most requests of a consult for `n` tokens, and the most tokens in a reply."""
+        """Return (most requests of a consult for `n` tokens, most tokens in the reply to one)."""
         return 1, n
 
     def identity(self) -> str:

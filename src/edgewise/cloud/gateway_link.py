@@ -89,7 +89,7 @@ class Broken(Exception):
 
 
 class GatewayLink:
-    """A session with a gateway that survives broken links. For the event loop of the I/O thread."""
+    """A session with a gateway that survives broken links; for the I/O thread's event loop only."""
 
     def __init__(
         self,

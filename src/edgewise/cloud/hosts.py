@@ -66,7 +66,7 @@ def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
 
 
 def is_at(url: str, hosts: Sequence[Host]) -> bool:
-    """Whether a URL leads to one of `hosts`; False if two URL parsers read another host in it."""
+    """Whether `url` leads to one of `hosts`; False if two URL parsers disagree on its host."""
     host = _host_in(url)
     return host is not None and (host in hosts or Host(host.name) in hosts)
 
@@ -94,7 +94,7 @@ def require_near(url: str, hosts: Sequence[Host] | None) -> None:
 
 
 def is_here(url: str) -> bool:
-    """Whether a URL leads to this machine; False if two URL parsers read another host in it."""
+    """Whether `url` leads to this machine; False if two URL parsers disagree on its host."""
     host = _host_in(url)
     return host is not None and _is_near(host.name, _HERE)
 

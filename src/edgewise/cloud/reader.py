@@ -67,7 +67,7 @@ class ReaderCloud(ApiCloud):
     """A cloud model behind a chat API, which verifies an answer passage by passage.
 
     It proofreads passages (paragraphs or blocks of code) as text, so it works with any vocabulary.
-    `seconds` is how long the check at the start took.
+    `seconds` is how long `check_vocabulary` took.
     """
 
     reads_passages = True

@@ -58,7 +58,7 @@ class DailyTotal:
     def add(self, day: str, currency: str, cost: Decimal, most: Decimal | None = None) -> bool:
         """Add `cost` to a day's sum unless that then exceeds `most`; return whether it was added.
 
-        With `most` None, or a negative `cost`, it always is. If the file fails: logs once, False.
+        With `most` None, or `cost` below 0, it always is. False, logged once, for an unusable file.
         """
         try:
             return self._add(day, currency, cost, most)

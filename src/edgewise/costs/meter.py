@@ -141,7 +141,7 @@ class CloudTokens:
         self.asks = sum(len(edge.encode(one.content)) for one in said)  # ids beside the text
 
     def question(self, position: int) -> int:
-        """Return how many tokens a `ReaderCloud`'s instructions add to a request on so many ids."""
+        """Return the tokens that a `ReaderCloud`'s instructions add to one on `position` ids."""
         return round(self.asks * self._ratio) if position > self.start else 0
 
     @cached_property

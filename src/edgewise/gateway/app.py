@@ -114,7 +114,7 @@ class Gateway:
     async def drain(self) -> None:
         """Refuse new sessions, and disconnect each device once its consults in flight have ended.
 
-        Consults still in flight after `DRAIN_SECONDS` are cut. Returns `END_SECONDS` later at most.
+        Takes at most `DRAIN_SECONDS` + `END_SECONDS`; consults then in flight are cut off.
         """
         self.draining = True
         try:

@@ -53,7 +53,7 @@ class SessionPrefix(NamedTuple):
 class KeyedConsults:
     """Runs the consults and prefetches of all connections within the limits of their keys.
 
-    A `Reply` has the engine's figures only if all engines take a salt, or the gateway has no keys.
+    A `Reply` tells what was cached, and seconds, only if all engines take a salt, or without keys.
     """
 
     def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:

@@ -148,7 +148,7 @@ class KeyLimits:
         self._down_until = 0.0
 
     async def open(self) -> None:
-        """Open the store; one that is down is retried later. `UsageError`: it can never work."""
+        """Open the store, later if it is down. Raises `UsageError` if it can never work."""
         try:
             await self._store.open()
             log.info("limits kept", where=self._store.where)

@@ -47,7 +47,7 @@ class Clouds:
 
     @property
     def wasted(self) -> int:
-        """Tokens of requests dropped or overruled by another cloud, but for whole answers."""
+        """Tokens of dropped requests and overruled completions; whole answers do not count."""
         return sum(cloud.counts.unused for cloud in self._clouds)
 
     @property
@@ -123,7 +123,7 @@ class Clouds:
         """Count the requests that the last `ask` made; return the events that report them.
 
         `index` is the token's place in the answer, from 0. `refused` says why the completion cannot
-        be used; `changed`: it differs from the edge's token, as `Latency.rejection_rate` counts.
+        be used; `changed`: it differs from the edge's token (`Latency.rejection_rate` counts it).
         """
         if self._best is not None:
             # Only the nearest's consults are drafted beyond, whoever overrules it.

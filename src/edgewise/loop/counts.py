@@ -39,7 +39,8 @@ class CloudCounts:
 
         `failed`: nothing it brought can be used (the response format may forbid a completion). A
         timeout adds `asked` to `brought`. `overruled`: another cloud's completion was taken, so
-        this request's tokens are `brought` and `unused`. Those that are taken the loop counts.
+        this request's tokens are added to `brought` and `unused`. For a completion that is taken
+        the loop adds them to `brought`.
         """
         self.calls += 1
         self.failed += failed

@@ -94,10 +94,9 @@ class Decoder:
         greedy; it ends before any string of `stop`. `budget` says how much the cloud may write:
         what the last answer left (`Generation.budget`). `pending` adds events about draft tokens
         (`Pending`, `RolledBack`), `candidates` the edge's candidates to every `Token`. `grammar`
-        constrains the answer, `policy` replaces the decoder's. `follow` is called before each
-        verdict on a token; it gets the budget and returns the one to go on with. `at_end` is called
-        once, with the budget left, when the answer is closed. Raises `UsageError` for bad input;
-        the iteration may raise `EdgeError` and `CloudError`.
+        constrains the answer, `policy` replaces the decoder's. Before each verdict on a token
+        `follow` gets the budget and returns it, perhaps changed; `at_end` gets what is left, once.
+        Raises `UsageError` for bad input; the events may raise `EdgeError` and `CloudError`.
         """
         prompt = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         if not prompt.ids:

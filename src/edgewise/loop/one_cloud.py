@@ -110,7 +110,7 @@ class CloudConsults:
     """One answer's requests to one cloud. The answer's thread owns it; replies come in any thread.
 
     `waited` seconds were spent waiting for replies. `charged` counts the tokens asked for, except
-    in requests that failed before their deadline. With `ignores_breaker` no open breaker refuses.
+    in requests that failed before their deadline. `ignores_breaker`: an open one refuses nothing.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class CloudConsults:
         return flight
 
     def given_up(self, flight: Flight) -> bool:
-        """Whether not to wait for `flight`: it has no reply, and requests are paused by now."""
+        """Whether to stop waiting for `flight`: it has no reply, and requests are paused by now."""
         paused = self._breaker.is_open or self._declined
         return paused and not self.ignores_breaker and not flight.future.done()
 

@@ -148,7 +148,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def excludes_edge(self) -> bool:
-        """Whether the edge must not stand in: `cloud_share` is 1, `on_cloud_error` is "raise"."""
+        """Whether no edge token may stand in: `cloud_share` is 1, `on_cloud_error` is "raise"."""
         return self.on_cloud_error == "raise" and self.cloud_share == 1
 
     def may_ask(self, budget: Budget) -> bool:
@@ -168,7 +168,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verifies(self) -> bool:
-        """Whether the cloud is to read every token: `verify` is not "off"; no model writes all."""
+        """Whether the cloud is to read every token: `verify` is set, both models are to write."""
         return self.verify != "off" and self.asks and self.cloud_share != 1
 
     def refuses(self, budget: Budget, *, first: bool, passages: bool = False) -> Reason | None:
@@ -240,7 +240,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(ask, "critical", shown)
 
     def threshold_now(self, budget: Budget) -> float:
-        """Return the threshold in force (see `Policy`): 0 at a share of 1, 2 (never) at 0."""
+        """Return the threshold in force (see `Policy`); 0 if `cloud_share` is 1, 2 if it is 0."""
         if self.cloud_share is None:
             return self.threshold
         if self.cloud_share in (0.0, 1.0):
@@ -258,7 +258,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         for each timeout in a row, from `SHORTEST_DEADLINE` to `LONGEST_DEADLINE`; before latencies
         are known it is `LONGEST_DEADLINE`. Until the `first` reply of an answer it is at least the
         reading time: twice what so many `prompt` ids take by `latency`, doubled likewise, at most
-        `LONGEST_READING`. With `requires_cloud`: the longer of that and `LONGEST_DEADLINE`, always.
+        `LONGEST_READING`. With `requires_cloud`: the longer of that time and `LONGEST_DEADLINE`.
         """
         if self.deadline is not None:
             return self.deadline
@@ -345,7 +345,7 @@ class SharedBudget:
             self._changed = self._changed - told + taken.bucket if self._running else 0.0
 
     def follow(self, budget: Budget) -> Budget:
-        """Note the change of a running answer's `budget`; return it with its `reserve` updated."""
+        """Tell other answers how a running one's `budget` changed; return it with new `reserve`."""
         # Verification may overdraw the bucket. Unless simultaneous answers learn of that at once,
         # each spends as if it were alone, and those after them can spend nothing.
         told = budget.bucket if budget.told is None else budget.told

@@ -15,7 +15,7 @@ from edgewise.routers.base import Router, checked_score
 
 
 class Speculation:
-    """Computes the edge's steps (predictions); `drafts` are the ids of tokens beyond the answer."""
+    """Computes the edge's steps (predictions); `drafts` are the ids drafted beyond the answer."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Speculation:
             self._draft(state.expecting(ask, self._rules), edge_step, None)
 
     def forward(self) -> int | None:
-        """Draft one token more, perhaps send a request for what follows it; return the token's id.
+        """Draft one more token and return its id; perhaps ask the cloud for this position, too.
 
         Returns None if there are no drafts, the policy's limit of drafts is reached, or the answer
         would end with this token. Raises what `next_step` raises.

@@ -154,7 +154,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
 class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
     """From the gateway: it holds no ids of the session now; the device must send all, from 0.
 
-    `ask` is the number of the `Ask` that is not answered, so to be sent anew; None: a `Prefetch`.
+    `ask` is the number of the `Ask` to send anew, which is not answered; None after a `Prefetch`.
     """
 
     ask: Count | None = None
@@ -230,7 +230,7 @@ class Ledger:
     def put(self, position: int, ids: "Sequence[int] | Ledger") -> bool:
         """Replace all ids from `position` on by `ids`, and update the checksum.
 
-        Returns False, with nothing changed, if `position` lies beyond the end. Raises as `Ledger`.
+        Returns False, with nothing changed, if `position` is beyond the end. Raises like `Ledger`.
         """
         if position > len(self._ids):
             return False

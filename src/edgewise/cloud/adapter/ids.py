@@ -105,9 +105,9 @@ def checked(
     own: Tokenizer | None = None,
     context_filter: ContextFilter | None = None,
 ) -> CloudModel:
-    """Return the model that `adapted` makes of these arguments, with its vocabulary checked.
+    """Return the model of `adapted`, called with these arguments, after its `check_vocabulary`.
 
-    After an error of `adapted` or `check_vocabulary`, which is raised, `cloud` is closed.
+    Raises what these two raise; `cloud` is closed then.
     """
     try:
         model = adapted(cloud, edge, own, context_filter)

@@ -203,7 +203,7 @@ def preceding(edge: Tokenizer, prompt: Prompt) -> Context:
 
 
 def begun(edge: Tokenizer, answer: Sequence[int]) -> str:
-    """Return the text of an answer, with those markers of tool calls that are control tokens."""
+    """Return the text of the ids `answer`, control tokens that mark tool calls included."""
     special = {token: text.encode() for text, token in markers(edge).items()}
     pieces = [special.get(token) or edge.piece(token) for token in answer]
     return b"".join(pieces).decode("utf-8", "ignore")

@@ -226,7 +226,7 @@ class Probe:
         self._echoes = False
 
     async def capabilities(self) -> Capabilities:
-        """Send the requests; return the findings. `CloudRejected`: the API cannot continue."""
+        """Send the requests; return the findings. Raises `CloudRejected` if the API is unfit."""
         await self._continues()
         await self._require_blanks()
         return Capabilities(echoes=self._echoes, trims=await self._trims())

@@ -107,9 +107,9 @@ def kept(
 
 
 def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
-    """Whether `tokenizer` divides `text` between two tokens at character `at`, or `at` is an end.
+    """Whether the tokens of `text` have a boundary before character `at`; always at both ends.
 
-    False everywhere if its tokens do not add up to `text`; one leading blank is ignored.
+    False everywhere if they do not add up to `text`; one blank that they put before it is ignored.
     """
     data, wanted = text.encode(), len(text[:at].encode())
     pieces = [tokenizer.piece(token) for token in tokenizer.encode(text)]
