@@ -51,8 +51,9 @@ def browser() -> Iterator[Browser]:
         pytest.skip("needs Debian's chromium; .ci/run installs it")
     assert CHROMIUM is not None, "chromium is required here and missing"
     with sync_playwright() as playwright:
-        # Containers give a browser neither a sandbox nor much shared memory.
-        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        # Containers give a browser neither a sandbox nor much shared memory. To compile an engine
+        # a second time, for speed, takes longer than all that a page is asked here.
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--js-flags=--liftoff-only"]
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield started
         started.close()
