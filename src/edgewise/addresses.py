@@ -157,7 +157,7 @@ def is_path(name: str) -> bool:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the folder `name`, or None if there is none. Raises `AddressError` if ambiguous."""
+    """Return the folder `name` or None. Raises `AddressError` if it is a model elsewhere, too."""
     return from_home(name) if name and _is(name, Path.is_dir) else None
 
 
@@ -227,10 +227,7 @@ def _by_short_name(address: str, role: Role) -> Path | None:
 
 
 def resolve_tokenizer(address: str) -> Path:
-    """Return the GGUF file, or folder with `tokenizer.json`, at `address`; download what is needed.
-
-    Raises `AddressError`.
-    """
+    """Return the tokenizer's GGUF file or folder, downloaded if need be. Raises `AddressError`."""
     if folder := local_folder(address):
         return folder
     path, parsed = _file(address), hub_address(address)

@@ -58,7 +58,7 @@ class Allowed(NamedTuple):
 
 
 class Constraint:
-    """The grammar of one answer; each call passes all ids so far, which give the place in it."""
+    """The grammar of one answer. Each call passes all ids so far; after a rollback, fewer ids."""
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, *, start: int) -> None:
         """`start` is the index of the answer's first id in `ids`; `matcher` is for this answer."""
