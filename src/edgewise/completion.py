@@ -65,7 +65,7 @@ class Outgoing:
         self.repeats += billable and again
 
     def retract(self) -> None:
-        """Take the last request off `requests`: its fields were declined, so it is not billed."""
+        """Take the last request off `requests`: a field of it was declined, so it is not billed."""
         self.requests -= 1
 
 

@@ -71,7 +71,7 @@ def open_edge(
 ) -> EdgeModel:
     """Load the edge model that the settings name; the other arguments are fields of `EdgeOptions`.
 
-    Close it after use. Raises `UsageError`, or `EdgeError` if its server does not answer.
+    The caller closes it. Raises `UsageError`, or `EdgeError` if its server does not answer.
     """
     options = _options(settings, slots, keep_prefixes)
     engine = edge_engine(settings)
@@ -389,8 +389,8 @@ def starts_of(
     """Return the router's initial thresholds, by cloud share as text ("0.05").
 
     They are those tuned for this pair, else those in `card`, else measured on the edge's own
-    answers. Empty if the settings fix the threshold, a share of 0 or 1, or `verify` "on" or
-    "exact", and if there is no cloud.
+    answers, which takes seconds. Empty if `threshold` is set, `cloud_share` is 0 or 1, `verify` is
+    "on" or "exact", or there is no cloud.
     """
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
     if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
@@ -401,14 +401,14 @@ def starts_of(
 
 
 def router_identity(settings: Settings) -> str:
-    """Return a SHA-256 (hex) of the `chosen_router` in `settings`: code, and checkpoint or name."""
+    """Return a SHA-256 (hex) of `router` (never "auto"): its code, and its checkpoint or name."""
     if (folder := router_folder(settings)) is None:
         return identity_named(str(settings.router))
     return identity_of(_card(settings, folder), folder)
 
 
 def router_folder(settings: Settings) -> Path | None:
-    """Return the checkpoint folder of the `chosen_router` in `settings`, downloaded, or None."""
+    """Return the checkpoint folder of `router` (never "auto"), downloaded; None if it has none."""
     name = str(settings.router)
     if name == "bundled":
         return bundled("router")

@@ -209,7 +209,7 @@ class Pair:
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
-        """Return the edge and the first (nearest) cloud model. Raises `UsageError` without one."""
+        """Return the edge and the nearest cloud model. Raises `UsageError` without a cloud."""
         if self.cloud is None:
             raise UsageError("This needs a cloud model", hint="name one", setting="cloud")
         return self.edge, self.cloud
@@ -271,7 +271,7 @@ class Pair:
 
         Use `with` if it may be abandoned: until it ends it holds a slot, and half of the budget of
         cloud tokens. `pending` adds events for draft tokens, `candidates` the edge model's five
-        likeliest ids to each token. `policy` replaces the pair's, `sampling` temperature and the like
+        likeliest ids to each token. `policy` replaces the pair's, `sampling` temperature and so on
         in `options`; a schema or tools in `options` replace `grammar`. Tool calls appear as text.
         Raises `UsageError`; iterating, `EdgeError`, and `CloudError` if on_cloud_error is "raise".
         """

@@ -228,7 +228,7 @@ def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the RMS difference (nats) of `behaviour_of` results; inf if empty or unlike in size."""
+    """Return the RMS difference (nats) of `behaviour_of` results; inf if empty or of two sizes."""
     if not one or len(one) != len(other):
         return math.inf
     return math.dist(one, other) / math.sqrt(len(one))

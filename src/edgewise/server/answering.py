@@ -86,7 +86,7 @@ class QueuePlace:
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """An event with the edge model's logprobs of some prompt ids; these come before all others."""
+    """An event with the edge model's logprobs of some prompt ids; such events come first."""
 
     scores: Sequence[Scored]
 

@@ -52,7 +52,7 @@ class Callers:
         request.state.caller = Caller(self, key)
 
     def find(self, request: Request) -> Key | None:
-        """Return a request's key (`ANYBODY` without a key file); None if a required one is invalid."""
+        """Return a request's key, `ANYBODY` without a key file; None if it is to be refused."""
         shown = shown_key(request)
         if self._api_key is None:
             return self.keys.find(shown)

@@ -370,7 +370,7 @@ class FunctionDefinition(Strict):
     """A function that an answer may call with arguments that follow the JSON schema `parameters`.
 
     Schema keywords that the grammar does not support are refused if the function is `strict`,
-    otherwise ignored and named in a header.
+    otherwise ignored and named in the header `X-Edgewise-Ignored`.
     """
 
     name: Name
