@@ -401,14 +401,14 @@ def starts_of(
 
 
 def router_identity(settings: Settings) -> str:
-    """Return a SHA-256 (hex) of `router` (never "auto"): its code, and its checkpoint or name."""
+    """Return a SHA-256 (hex) of `router` (from `chosen_router`): code, and checkpoint or name."""
     if (folder := router_folder(settings)) is None:
         return identity_named(str(settings.router))
     return identity_of(_card(settings, folder), folder)
 
 
 def router_folder(settings: Settings) -> Path | None:
-    """Return the checkpoint folder of `router` (never "auto"), downloaded; None if it has none."""
+    """Return the checkpoint folder of `router` (from `chosen_router`), downloaded; None: none."""
     name = str(settings.router)
     if name == "bundled":
         return bundled("router")
