@@ -197,9 +197,9 @@ class EdgeSession(ABC):
         """
 
     def prefill(self) -> bool:
-        """Compute a batch of the queued ids, without the last id; return whether any was computed.
+        """Compute the next batch of queued ids, never the last id; return whether any was computed.
 
-        Returns False once the rest is left to `step`; engines may leave all ids to it.
+        Calling it is optional: `step` computes whatever is left. Engines may leave all ids to it.
         """
         return False
 
@@ -214,14 +214,14 @@ class EdgeSession(ABC):
     def steps(self, ids: Sequence[int]) -> Sequence[Step]:
         """Append `ids`, compute them, and return for each the `Step` that predicts the next token.
 
-        They run in one batch if the engine can (`EdgeAbilities.batch_logits`), else one by one.
-        Raises as `extend` and `step` do, and `UsageError` for more ids than one batch holds.
+        With `EdgeAbilities.batch_logits` they run in one batch, and more ids than it holds raise
+        `UsageError`; else they run one by one. Also raises as `extend` and `step` do.
         """
 
     def extend(self, ids: Sequence[int]) -> None:
         """Queue ids behind those that the session holds; the next `step` computes them.
 
-        Raises `ContextOverflow` if they do not fit, `UsageError` for ids outside of the vocabulary.
+        Raises `ContextOverflow` if they do not fit, `UsageError` for unknown ids or once closed.
         """
         # The first ids choose the KV cache, and count as the prompt.
         if not self._opened:
@@ -238,15 +238,15 @@ class EdgeSession(ABC):
         del self._ids[position:]
 
     def checkpoint(self, position: int) -> None:  # noqa: B027
-        """Announce a possible `rewind(position)`, before the ids behind `position` are computed.
+        """Called if `rewind(position)` may follow, before the ids behind `position` are computed.
 
         Engines that can roll back only to checkpoints save one there; others ignore the call.
         """
 
     def rest(self) -> None:  # noqa: B027
-        """Announce that the next `step` is some time away, such as during a request to the cloud.
+        """Called when the next `step` is some time away, as during a request to the cloud.
 
-        Until then, an engine that batches sessions into one pass does not wait for this one.
+        An engine that batches sessions then holds no pass back for this one; others ignore it.
         """
 
     @abstractmethod

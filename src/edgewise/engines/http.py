@@ -101,8 +101,8 @@ class Endpoint:
 
         A request with a body has the headers of `client` and is counted in `client.sent`, under
         `requests` only if `billable` (the provider bills it). If an overloaded server names a
-        delay, and the deadline of `client` is later, such a request is sent once more after the
-        delay.
+        delay (`Retry-After`) that ends before the deadline of `client`, a request with a body is
+        sent once more after it.
         """
         if request.body is None:
             return await self._twice(_Sending("GET", request))
@@ -234,7 +234,7 @@ class HttpEngine(Endpoint, Engine):
             return self.server.scored(reply, ids[-count:])
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """Send `request`, a consult of `client`; return the reply's body. Raises a `CloudError`."""
+        """Send a request to the model for `client`; return its reply or raise `CloudError`."""
         return await self.send(request, client)
 
     async def _wanted(self, ids: Sequence[int], n: int, client: Client = NOBODY) -> Wanted:
@@ -267,7 +267,7 @@ class HttpEngine(Endpoint, Engine):
     async def has_salt(self, ids: Sequence[int]) -> bool:
         """Return whether the server reads the request field `cache_salt`.
 
-        If its kind can (`salts`), two requests tell: it must accept a text and decline a number.
+        False unless `IdServer.salts`. Two requests tell: a text is to be accepted, a number not.
         """
         wanted = await self._wanted(ids, 1)
 
@@ -294,8 +294,8 @@ class HttpEngine(Endpoint, Engine):
         """Return the model's name and vocabulary size; both are None where models cannot be listed.
 
         Raises `CloudRejected` if the named model is not served, or is a LoRA adapter and the engine
-        would answer with its base model instead. Raises a `CloudError` if the engine cannot be
-        reached, lists no model, or cannot list models although one is named here or has to be.
+        would answer with its base model instead; a `CloudError` if the engine cannot be reached or
+        lists no model; or if it has no list, and `model` is set or requests must name one.
         """
         try:
             served = await served_model(self)

@@ -65,10 +65,10 @@ class LlamaContext:
         last: bool = False,
         at: int = 0,
     ) -> int:
-        """Put ids of a sequence into the batch, from its position `start` on.
+        """Put `ids` of the sequence numbered `sequence` into the batch; `start` is their position.
 
-        The first `at` ids of the batch stay, the others are dropped. Logits are computed for
-        `every` id, for the `last`, or for none. Returns the last id's index in the batch.
+        The first `at` ids of the batch stay, the others are dropped. Outputs are computed of each
+        id with `every`, of the last with `last`, else of none. Returns the last id's index there.
         """
         end = self._batch.n_tokens = at + len(ids)
         for index in range(at, end):

@@ -91,7 +91,7 @@ class Dialect:
     def context(self) -> int:
         """Return the most ids of a prompt and its answer together.
 
-        Raises `UsageError` if the context that the user set is larger.
+        Raises `UsageError` if the setting `ctx` asks for more.
         """
         replies = [self.server.found(one) for one in self.kind.loaded(self.described)]
         context, unused = self.kind.context(self.described, *replies)
@@ -112,7 +112,7 @@ class Dialect:
         """Stream the tokens that the model writes greedily after `ids`, at most `tokens` of them.
 
         `top` is the number of candidates (likeliest ids) for each. The stream ends early at a
-        token that comes without candidates, or whose text is no id's. Closing the generator cancels
+        token without candidates, or with a text that no id has. Closing the generator cancels
         the request. `seed` is a random number of the session; it changes no token (see `overrun`).
         """
         if self.kind.chunk is not None:
@@ -157,9 +157,9 @@ class Dialect:
                     return
 
     def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken | None:
-        """Request one token after `ids`, where `stream` ended for lack of candidates; return it.
+        """Return one token after `ids`, by a request of its own: `stream` ended without candidates.
 
-        None if the server has no such request; then call `stream` again. `top`, `seed`: as there.
+        None if the server has no such request: call `stream` again. `top`, `seed`: see there.
         """
         wanted = self._whole_of(list(ids), 1, top, seed)
         if (asked := self.kind.single(wanted, self.end.token)) is None:
@@ -174,7 +174,7 @@ class Dialect:
     def overrun(self, seed: int) -> int | None:
         """Wait until the server frees the slot of the stream with this `seed`, at most `LINGER` s.
 
-        Returns how many tokens the stream had written, as the server counts; None if it lists none.
+        Returns how many tokens the stream had written by the server's list; None if not listed.
         """
         # A server notices only at its next token that a stream is closed. Until then the session's
         # next request would be given another slot, without the KV cache.

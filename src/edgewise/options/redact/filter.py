@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Local(Blocked):
-    """Raised for a text that has a word of a class set to "local": it must not be sent."""
+    """Raised for a text with a word of a class that setting `redact` marks local (iban=local)."""
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
@@ -59,10 +59,10 @@ class Redacted:
         self.name = f"redacted: {rules}"
 
     def local_only(self, before: Context) -> bool:
-        """Return whether the text `before` the answer has a word of a class set to "local".
+        """Return whether the conversation has a word of a class marked local, such as iban=local.
 
-        The answer is then sent only to trusted clouds (setting `trust`), if there are any. False
-        if a detector failed: `of` then raises `Blocked`.
+        The setting `redact` marks it. Only clouds that the setting `trust` names are then sent
+        anything of the conversation. False if a detector failed: `of` then raises `Blocked`.
         """
         try:
             return isinstance(self._seen(before), Local)
@@ -71,7 +71,7 @@ class Redacted:
             return False
 
     def of(self, before: Context) -> "RedactedContext":
-        """Return the text `before` an answer, redacted. Raises `Blocked` if it may not be sent."""
+        """Return the conversation in `before`, redacted. Raises `Blocked` if none may be sent."""
         seen = self._seen(before)
         if isinstance(seen, Local):
             raise seen
@@ -80,8 +80,8 @@ class Redacted:
     def find(self, text: str) -> list[Span]:
         """Return where private words stand in `text`, even if written in unusual characters.
 
-        The spans come in no order and may overlap. Raises `Local` if a word's class is set to
-        "local", and `Blocked` if a detector fails, takes too long, or returns an invalid span.
+        The spans come in no order and may overlap. Raises `Local` for a word of a class marked
+        local, and `Blocked` if a detector fails, takes too long, or returns an invalid span.
         """
         if not text:
             return []
