@@ -47,8 +47,8 @@ class Needs(Flag):
 class Written(NamedTuple):
     """The text before a step, as token ids.
 
-    `ids` are all ids before the predicted position. The first `prompt` (a number) of them are the
-    prompt; the others are the answer so far. `tokenizer` decodes them.
+    `ids` are all ids before the predicted position. `prompt` is how many of them, at the beginning,
+    are the prompt; the others are the answer so far. `tokenizer` decodes them.
     """
 
     ids: Sequence[int]
@@ -330,8 +330,8 @@ class EdgeModel(Protocol):
     """Loaded weights, which any number of sessions share.
 
     An engine may omit the members that have a default value here. A class that opens model folders
-    also has `reads` (see `files_read`) and `claims(ModelFiles)`, which returns a `Claim`, "own" or
-    "shared", if it opens a folder of these files, else None.
+    also has `reads` (see `files_read`) and a static method `claims(ModelFiles)`: it returns a
+    `Claim`, "own" or "shared", if the class opens a folder with these files, else None.
     """
 
     name: str

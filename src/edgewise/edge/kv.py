@@ -107,10 +107,10 @@ class Slots:
         self._free = list(caches)
 
     def run(self, run: Run) -> list[LogitsStep]:
-        """Wait for the session's turn, run `run.ids`, and return steps.
+        """Wait for the session's turn, then compute `run.ids` in one forward pass.
 
-        `run.outputs` says of which ids: none, the last, or all. Raises `ModelError` on failure,
-        `UsageError` once the session or the model is closed.
+        Returns a step for none of them, the last or each, as `run.outputs` says. Raises
+        `ModelError` on failure, `UsageError` once the session or the model is closed.
         """
         with self.lock:
             run.session.before(run)
@@ -124,14 +124,13 @@ class Slots:
     def rest(self, session: "KvSession") -> None:
         """Called by a session whose next run is some time away. Does nothing here.
 
-        Slots that compute several sessions in one pass override it, and hold no pass back for this
-        session until its next run.
+        Slots that batch sessions override it, so that no pass waits for `session` until then.
         """
 
     def reserve(self) -> None:
         """Count one more open session; its cache is chosen by `take`, once its ids are known.
 
-        `give_back` ends it. Raises `UsageError` if all slots are in use, or if closed.
+        `give_back` ends it. Raises `UsageError` if all slots are in use, or once closed.
         """
         with self.lock:
             self.check_open()

@@ -116,7 +116,7 @@ class SequenceCache(ABC):
     def run(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool = False) -> Sequence[KvRow]:
         """Run `ids` after those in the cache, and make a checkpoint first if one is due.
 
-        Returns a row for no id, the last or each of `ids`, as `outputs` says; with `hidden`, rows
+        Returns a row for none of `ids`, the last or each, as `outputs` says; with `hidden`, rows
         have hidden states. If the run raises, `ids` are not kept; earlier ids may be dropped, too.
         """
         self.space()
@@ -164,7 +164,7 @@ class SequenceCache(ABC):
     def checkpoint(self, *, lasting: bool = False) -> None:
         """Save the state after the last id, unless the engine has no use for checkpoints.
 
-        For room the oldest is dropped, but the latest two made with `lasting` after all others. If
+        If there is no room, the oldest is dropped; the latest two made with `lasting` go last. If
         the engine cannot copy its state, nothing is saved and nothing raised.
         """
         if self.rewinds != "checkpoints" or not self.length:

@@ -52,7 +52,7 @@ def require_keyless(url: str, role: str = "cloud") -> None:
 
 
 def unreachable(url: str, error: Exception) -> CloudUnavailable:
-    """Return the error for a connection that could not be made or kept."""
+    """Return the error to raise for a connection to `url` that failed with `error`."""
     if (reason := why(error)) == UNTRUSTED:
         return CloudUnavailable(
             f"The certificate of {url!r} is not trusted",
@@ -71,8 +71,8 @@ def unreachable(url: str, error: Exception) -> CloudUnavailable:
 def proxy_of(url: str) -> tuple[str, str | None]:
     """Return the environment variable that names a proxy for `url`, and the proxy's address.
 
-    Without one, for this machine and for a host in NO_PROXY they are "" and None. For http:// too
-    the address is None: no proxy is used. For https:// an unusable one raises `UsageError`.
+    They are "" and None if none applies, as for this machine or a host in NO_PROXY. For http:// the
+    address is always None: no proxy is used. For https:// an unusable one raises `UsageError`.
     """
     parts, known = urlsplit(url), getproxies_environment()
     host, kind = parts.hostname or "", parts.scheme if parts.scheme in known else "all"

@@ -72,8 +72,9 @@ def load_weights(
 ) -> Any:
     """Load the model in the GGUF at `path`; return llama.cpp's handle, which the caller frees.
 
-    `gpu_layers` is how many layers go to a GPU ("auto": all, if there is one). `vocabulary_only`
-    loads no weights. Raises `ModelError` for a bad file, `UsageError` for GPU layers in CPU builds.
+    `gpu_layers` is how many layers go to a GPU ("auto": all, if there is one); more than 0 raise
+    `UsageError` if llama.cpp is built for CPUs. `vocabulary_only` loads no weights. Raises
+    `ModelError` for a bad file.
     """
     with path.open("rb") as file:
         begin = file.read(9)

@@ -157,9 +157,9 @@ class Dialect:
                     return
 
     def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken | None:
-        """Return one token after `ids`, by a request of its own: `stream` ended without candidates.
+        """Request the one token after `ids` of which `stream` got no candidates, and return it.
 
-        None if the server has no such request: call `stream` again. `top`, `seed`: see there.
+        None if it has no such request; then call `stream` again. `top` and `seed`: as for `stream`.
         """
         wanted = self._whole_of(list(ids), 1, top, seed)
         if (asked := self.kind.single(wanted, self.end.token)) is None:
@@ -174,7 +174,7 @@ class Dialect:
     def overrun(self, seed: int) -> int | None:
         """Wait until the server frees the slot of the stream with this `seed`, at most `LINGER` s.
 
-        Returns how many tokens the stream had written by the server's list; None if not listed.
+        Returns how many tokens the stream had written by the server's list; None if unlisted.
         """
         # A server notices only at its next token that a stream is closed. Until then the session's
         # next request would be given another slot, without the KV cache.

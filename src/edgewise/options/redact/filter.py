@@ -39,7 +39,7 @@ class Local(Blocked):
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
-    """Return the detectors of `rules` by class, such as "email". `UsageError` if one is missing."""
+    """Return a detector per class of `rules`, such as "email". `UsageError` if a class has none."""
     return {
         name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
         for name in rules.treatments
@@ -59,10 +59,10 @@ class Redacted:
         self.name = f"redacted: {rules}"
 
     def local_only(self, before: Context) -> bool:
-        """Return whether the conversation has a word of a class marked local, such as iban=local.
+        """Return whether the conversation in `before` has a word that is to stay on the device.
 
-        The setting `redact` marks it. Only clouds that the setting `trust` names are then sent
-        anything of the conversation. False if a detector failed: `of` then raises `Blocked`.
+        Setting `redact` marks its class (iban=local). Then only clouds on hosts in setting `trust`
+        are sent anything of the conversation. False if a detector failed: `of` raises `Blocked`.
         """
         try:
             return isinstance(self._seen(before), Local)
@@ -71,7 +71,7 @@ class Redacted:
             return False
 
     def of(self, before: Context) -> "RedactedContext":
-        """Return the conversation in `before`, redacted. Raises `Blocked` if none may be sent."""
+        """Return the conversation in `before`, redacted. Raises `Blocked` if it may not leave."""
         seen = self._seen(before)
         if isinstance(seen, Local):
             raise seen

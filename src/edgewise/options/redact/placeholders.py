@@ -167,7 +167,7 @@ class Placeholders:
         """Return the cloud's `reply` with each placeholder replaced by its word.
 
         The text ends early before an unknown placeholder, or an incomplete one at the end. With
-        `ended` the reply is complete: what only may be half a placeholder stays then. `begun` is
+        `ended` the reply is complete: an end that only may be half of one is then kept. `begun` is
         the answer before the reply, with its words restored. Inside a tool call, URL or link a
         placeholder is kept unless its word is there already.
         """
