@@ -298,13 +298,13 @@ class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options for loading an edge model. `UsageError` is raised for those that an engine lacks.
+    """Options for loading an edge model. An engine raises `UsageError` for one that it lacks.
 
     `context`: most ids per session (None: the engine's choice). `threads`: CPU threads (None: the
     engine's choice). `gpu_layers`: layers to offload to a GPU ("auto": all, if there is one).
     `slots`: how many sessions may be open at once. `keep_prefixes`: keep the KV cache of a closed
-    session until its slot is needed, for the next turn of the conversation; without it, no answer
-    depends on an earlier one, not even by a rounding error.
+    session until its slot is needed, for the next turn of the conversation. An answer may then
+    differ, by rounding errors, from the same one computed anew.
 
     The others are for a server that runs the edge model. `model`: which of its models to use.
     `tokenizer`: address of the model's tokenizer, if the model's file is not on this disk. `key`:

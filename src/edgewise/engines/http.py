@@ -233,7 +233,7 @@ class HttpEngine(Endpoint, Engine):
             return self.server.scored(reply, ids[-count:])
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """Send a request of `client` to the model; return the reply's body. Raises a `CloudError`."""
+        """Send `client`'s request to the model; return the reply's body. Raises a `CloudError`."""
         return await self.send(request, client)
 
     async def _wanted(self, ids: Sequence[int], n: int, client: Client = NOBODY) -> Wanted:

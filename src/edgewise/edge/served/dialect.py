@@ -340,7 +340,7 @@ def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
     """Find out which of `SERVERS` runs at `server`; return the model there as a `Dialect`.
 
     `model` is the model's name (None: the server's only one), `context` the wanted context in ids.
-    Raises `UsageError` if the server lacks one of them, `EdgeError` if it is none of `SERVERS`.
+    Raises `UsageError` if the server lacks that model or context, `EdgeError` if it is another kind.
     """
     for kind in SERVERS:
         if (described := described_at(kind, server, model, context)) is not None:
@@ -357,7 +357,7 @@ def described_at(
 ) -> ServedModel | None:
     """Return what `server` says of the model; None if it is not a server of this `kind`.
 
-    `model` and `context` are described at `found_at`. Raises `UsageError` if the server lacks them.
+    `model` and `context`, and the `UsageError` if the server lacks them, are as for `found_at`.
     """
     first, *others = kind.asks
     if (reply := server.found(first)) is None:
