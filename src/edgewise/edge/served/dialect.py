@@ -340,7 +340,7 @@ def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
     """Find out which of `SERVERS` runs at `server`; return the model there as a `Dialect`.
 
     `model` is the model's name (None: the server's only one), `context` the wanted context in ids.
-    Raises `UsageError` if the server lacks that model or context, `EdgeError` if it is another kind.
+    Raises `UsageError` without such a model or context, `EdgeError` if none of `SERVERS` answers.
     """
     for kind in SERVERS:
         if (described := described_at(kind, server, model, context)) is not None:
