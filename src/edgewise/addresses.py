@@ -104,7 +104,7 @@ def is_url(address: str) -> bool:
 
 
 def with_scheme(address: str) -> str:
-    """Return `address` with `http://` added if it is a port of this device, such as localhost:80.
+    """Return `address`, after `http://` if it is this device's host and port, as localhost:80.
 
     The hosts 0.0.0.0 and [::] are replaced by 127.0.0.1 and [::1] if a port follows.
     """
@@ -157,7 +157,7 @@ def is_path(name: str) -> bool:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return the folder `name`, or None if there is none. Raises `AddressError` if ambiguous."""
+    """Return folder `name`, or None. Raises `AddressError` if it also names a model elsewhere."""
     return from_home(name) if name and _is(name, Path.is_dir) else None
 
 
@@ -227,10 +227,7 @@ def _by_short_name(address: str, role: Role) -> Path | None:
 
 
 def resolve_tokenizer(address: str) -> Path:
-    """Return the GGUF file, or folder with `tokenizer.json`, at `address`; download what is needed.
-
-    Raises `AddressError`.
-    """
+    """Return the tokenizer at `address`, a GGUF or folder, downloaded. Raises `AddressError`."""
     if folder := local_folder(address):
         return folder
     path, parsed = _file(address), hub_address(address)

@@ -65,7 +65,7 @@ class Outgoing:
         self.repeats += billable and again
 
     def retract(self) -> None:
-        """Count the last request as not billed: the provider declined one of its fields."""
+        """Take the last request off `requests`: a field of it was declined, so it is not billed."""
         self.requests -= 1
 
 
@@ -137,9 +137,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     ) -> None:
         """Raise `CloudProtocolError` unless this is a valid answer to a consult for `asked` tokens.
 
-        The consult was about so many `prompt` ids, the last `verify` of them drafts that each need
-        a verdict. `size` is that of the vocabulary, None if unknown. With `asked` above 0 there
-        must be a token, unless `may_be_empty`. Types are not checked.
+        The consult was about `prompt` ids; the last `verify` of these are drafts, each of which
+        needs a verdict. `size` is that of the vocabulary, None if unknown. With `asked` above 0
+        there must be a token, unless `may_be_empty`. Types are not checked.
         """
         # With `may_be_empty` the engine may leave out an end token.
         if not self.ids and asked and not may_be_empty:

@@ -71,7 +71,7 @@ def open_edge(
 ) -> EdgeModel:
     """Load the edge model that the settings name; the other arguments are fields of `EdgeOptions`.
 
-    Close it after use. Raises `UsageError`, or `EdgeError` if its server does not answer.
+    The caller closes it. Raises `UsageError`, or `EdgeError` if its server does not answer.
     """
     options = _options(settings, slots, keep_prefixes)
     engine = edge_engine(settings)
@@ -103,7 +103,7 @@ def _named_by(setting: str) -> Generator[None]:
 
 
 def edge_engine(settings: Settings) -> str:
-    """Return the edge engine's name: as set, else "server" for a URL, else by the model's files."""
+    """Return the edge engine's name: the setting `edge_engine`; for "auto", by `engine_at`."""
     named = settings.edge_engine
     return engine_at(settings.edge) if named == "auto" else EDGES.spelled(named)
 
@@ -160,8 +160,8 @@ def is_trusted(settings: Settings, name: str | None = None) -> bool:
 def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel) -> list[Tier]:
     """Return a `Tier` (threshold, share, trust) for each of the open `clouds`, nearest first.
 
-    After a cloud that is asked only at word boundaries, or with an edge server that takes text, all
-    are asked only there. With several, those in this process are trusted. Raises `UsageError`.
+    All behind a cloud that is asked only at word boundaries are asked only there, too; with an edge
+    that takes text, all are. Of several, those in this process are trusted. Raises `UsageError`.
     """
     further = max(0, len(clouds) - 1)
     shares = fractions(settings, "tier_share", [TIER_SHARE] * further)
@@ -195,7 +195,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:
-    """Return each cloud's `identity()`, joined by commas: the key of the last one's thresholds."""
+    """Return the key of the last cloud's tuned thresholds: all `identity()`s, joined by commas."""
     return ",".join(cloud.identity() for cloud in clouds)
 
 
@@ -343,7 +343,7 @@ def _against_verifying(
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
-    """Return the router, and its checkpoint's card or None. Raises `UsageError` if it is unfit."""
+    """Load the `chosen_router`; return it and its card or None. Raises `UsageError` if unfit."""
     settings = replace(settings, router=chosen_router(settings, edge))
     if (folder := router_folder(settings)) is None:
         return router_named(str(settings.router)), None
@@ -364,7 +364,7 @@ def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard
 
 
 def chosen_router(settings: Settings, edge: EdgeModel) -> str:
-    """Return the router as set; else the name or path of one shipped for this edge, or max-prob."""
+    """Return the setting `router`; if unset or "auto", one shipped for this edge, else max-prob."""
     if settings.router not in (None, AUTO):
         return ROUTERS.spelled(settings.router)
     if settings.edge == "bundled":
@@ -389,8 +389,8 @@ def starts_of(
     """Return the router's initial thresholds, by cloud share as text ("0.05").
 
     They are those tuned for this pair, else those in `card`, else measured on the edge's own
-    answers. Empty if the settings fix the threshold, a share of 0 or 1, or `verify` "on" or
-    "exact", and if there is no cloud.
+    answers, which takes seconds. Empty if `threshold` is set, `cloud_share` is 0 or 1, `verify` is
+    "on" or "exact", or there is no cloud.
     """
     steered = settings.threshold is None and settings.cloud_share not in (0, 1)
     if not steered or cloud_address(settings) == "none" or settings.verify in _VERIFIES:
@@ -401,14 +401,14 @@ def starts_of(
 
 
 def router_identity(settings: Settings) -> str:
-    """Return a SHA-256 (hex) of the set router's code, and of its checkpoint or else its name."""
+    """Return a SHA-256 (hex) of `router` (from `chosen_router`): code, and checkpoint or name."""
     if (folder := router_folder(settings)) is None:
         return identity_named(str(settings.router))
     return identity_of(_card(settings, folder), folder)
 
 
 def router_folder(settings: Settings) -> Path | None:
-    """Return the folder of the router's checkpoint, downloaded if need be; None if it has none."""
+    """Return the checkpoint folder of `router` (from `chosen_router`), downloaded; None: none."""
     name = str(settings.router)
     if name == "bundled":
         return bundled("router")
@@ -432,10 +432,10 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
 def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     """Return the policy of the settings: with a fixed threshold, or with a cloud share.
 
-    `starts`, from `starts_of`, gives the initial threshold for a share; without one it is 0.5.
-    `verify` is off if it is "auto" or a threshold is set. Then, if neither threshold nor share is
-    set, `DEFAULT_SHARE` holds; if both are, the threshold is the initial one. "exact" with a share
-    becomes "on"; "on" without a share gets `VERIFY_SHARE`.
+    `starts`, from `starts_of`, gives a share's initial threshold; without one it is 0.5. `verify`
+    counts as "off" if it is "auto" or a threshold is set. Then the share is `DEFAULT_SHARE` if
+    neither threshold nor share is set; if both are, the threshold is only the initial one. Where
+    the cloud verifies, "exact" with a share becomes "on"; "on" without one gets `VERIFY_SHARE`.
     """
     share, fixed = settings.cloud_share, settings.threshold
     verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify

@@ -200,7 +200,7 @@ class Pair:
     def forget(self) -> None:
         """Start new budgets of cloud tokens, as for a new conversation.
 
-        The record of what was sent (`record`) is kept, but names conversations anew from now on.
+        `record`, of what was sent, is kept; what is sent from now on counts as new conversations.
         """
         self._budgets.clear()
         for tier in self.decoder.tiers:
@@ -209,7 +209,7 @@ class Pair:
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
-        """Return the edge and the first (nearest) cloud model. Raises `UsageError` without one."""
+        """Return the edge and the nearest cloud model. Raises `UsageError` without a cloud."""
         if self.cloud is None:
             raise UsageError("This needs a cloud model", hint="name one", setting="cloud")
         return self.edge, self.cloud
@@ -271,9 +271,9 @@ class Pair:
 
         Use `with` if it may be abandoned: until it ends it holds a slot, and half of the budget of
         cloud tokens. `pending` adds events for draft tokens, `candidates` the edge model's five
-        likeliest ids to each token. `policy` replaces the pair's, `sampling` that in `options`.
-        `grammar` constrains the text; a schema or tools in `options` replace it. Tool calls appear
-        as text. Raises `UsageError`; iterating, `EdgeError` or a `CloudError` (`on_cloud_error`).
+        likeliest ids to each token. `policy` replaces the pair's, `sampling` temperature and so on
+        in `options`; a schema or tools in `options` replace `grammar`. Tool calls appear as text.
+        Raises `UsageError`; iterating, `EdgeError`, and `CloudError` if on_cloud_error is "raise".
         """
         # Python takes any keyword here, and a misspelt one would be ignored.
         for name in options:
@@ -330,7 +330,7 @@ class Pair:
 
 
 def open_pair(settings: Settings, **options: Any) -> Pair:
-    """Return the `Pair` of `settings`; `options` are its other arguments. Raises as `Pair`."""
+    """Open the `Pair` of `settings`; `options` are other arguments of `Pair`, such as `slots`."""
     return Pair(**asdict(settings), **options)
 
 

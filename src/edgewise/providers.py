@@ -40,7 +40,7 @@ _HOSTED = re.compile(r"(?:(?:openai|anthropic|google)[:/])?(?P<model>[\w.-]+)")
 def hosted(address: str) -> tuple[str, str] | None:
     """Return the API's URL and the model's own name if `address` names a hosted model, else None.
 
-    Such names are gpt-5-mini and openai/gpt-5-mini. An existing path, or *.gguf, is none.
+    Such names are gpt-5-mini and openai/gpt-5-mini. An existing path or *.gguf is not one.
     """
     is_file = address.lower().endswith(".gguf") or Path(address).exists()
     if is_file or (named := _HOSTED.fullmatch(address)) is None:

@@ -123,7 +123,7 @@ class Registry(Generic[_T]):
 
 
 def did_you_mean(name: str, known: Sequence[str], hint: str) -> str:
-    """Return `hint`, after a suggestion of the `known` name most like `name` if one is close."""
+    """Return `hint`, after "did you mean ...?" if a name in `known` is nearly `name`."""
     close = get_close_matches(name.lower(), known, 1)
     return f"did you mean {close[0]!r}? If not: {hint}" if close else hint
 

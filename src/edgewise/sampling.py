@@ -98,10 +98,7 @@ CHAT = Sampling(temperature=0.7, min_p=0.05)
 
 
 def drawn_as(said: Mapping[str, float]) -> Sampling:
-    """Return the sampling that a model file recommends; `said` holds its parameters by name.
-
-    Returns `CHAT`, the default of chats, if `said` has no temperature or is invalid.
-    """
+    """Return a model file's parameters as `Sampling`; `CHAT` if invalid or without temperature."""
     if "temperature" not in said:
         return CHAT
     try:

@@ -49,7 +49,7 @@ def _about(group: str, description: str, metavar: str, *, rare: bool = False) ->
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All settings. Each may be in `edgewise.toml`, but the command line refuses some there.
+    """All settings. Each may be in `edgewise.toml`, unless `cli.options.vetted` refuses it there.
 
     The `group` in a field's metadata decides which commands accept the setting.
     """
@@ -218,7 +218,7 @@ def load(
     "edgewise.toml". Flags of None or [] and empty variables count as unset. A source that gives a
     threshold drops the cloud share of weaker sources, and the other way round. `environment`
     defaults to that of the process, `folder` (where `edgewise.toml` is) to the working folder.
-    Raises `UsageError` for an invalid value or an unknown name (of variables, only near misses).
+    Raises `UsageError` for an invalid value or unknown name (of a variable: if nearly a setting's).
     """
     merged: dict[str, object] = {}
     places: dict[str, str] = {}
@@ -379,7 +379,10 @@ def fraction(text: str, called: str = "The share", setting: str | None = None) -
 
 
 def for_each(settings: Settings, name: str, count: int) -> list[str]:
-    """Return the values of a setting, one for each of `count` clouds; "" where it has none."""
+    """Split the setting `name` at commas: a value for each of `count` clouds, "" for a default.
+
+    All are "" if the setting is None or "auto". Raises `UsageError` for another number of values.
+    """
     given = getattr(settings, name)
     values = [""] * count if given in (None, "auto") else str(given).split(",")
     if len(values) != count:
@@ -392,7 +395,10 @@ def for_each(settings: Settings, name: str, count: int) -> list[str]:
 
 
 def fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list[float]:
-    """Return a share or threshold for each cloud after the nearest; one value may hold for all."""
+    """Return the shares or thresholds in the setting `name`, one for each item of `defaults`.
+
+    One value may hold for all; an empty one stands for its default. Raises `UsageError`.
+    """
     given = getattr(settings, name)
     if defaults and given is not None and "," not in str(given):
         settings = replace(settings, **{name: ",".join([str(given)] * len(defaults))})

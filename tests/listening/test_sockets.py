@@ -1,12 +1,20 @@
-"""TLS of a listener: the files that it refuses."""
+"""Sockets of a listener, and the TLS files that it refuses."""
 
+import socket
 from pathlib import Path
 
 import pytest
 import trustme
 
 from edgewise.errors import UsageError
-from edgewise.listening.sockets import tls_context
+from edgewise.listening.sockets import listen, tls_context
+
+
+def test_a_connection_sends_what_is_written_at_once() -> None:
+    with listen("127.0.0.1", 0) as found, socket.create_connection(found.getsockname()):
+        accepted, _ = found.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.mark.parametrize("broken", ["garbage", "swapped", "another's key", "a password", "missing"])

@@ -51,8 +51,9 @@ def browser() -> Iterator[Browser]:
         pytest.skip("needs Debian's chromium; .ci/run installs it")
     assert CHROMIUM is not None, "chromium is required here and missing"
     with sync_playwright() as playwright:
-        # Containers give a browser neither a sandbox nor much shared memory.
-        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        # Containers give a browser neither a sandbox nor much shared memory. To compile an engine
+        # a second time, for speed, takes longer than all that a page is asked here.
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--js-flags=--liftoff-only"]
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
         yield started
         started.close()
@@ -72,38 +73,45 @@ def problems() -> list[str]:
     return []
 
 
+@pytest.fixture(scope="module")
+def shared(browser: Browser) -> Iterator[BrowserContext]:
+    """A page that stays open keeps the process of those that come and go."""
+    with browser.new_context() as made:
+        made.new_page()
+        yield made
+
+
 @contextmanager
-def opened(
-    browser: Browser, url: str, problems: list[str], context: BrowserContext | None = None
-) -> Generator[Page]:
-    """The page; no test may leave an error in its console."""
+def opened(context: BrowserContext, url: str, problems: list[str]) -> Generator[Page]:
+    """The page, of which nothing is kept; no test may leave an error in its console."""
 
     def note(message: ConsoleMessage) -> None:
         if message.type == "error":
             problems.append(message.text)
 
-    context = context or browser.new_context()
     page = context.new_page()
+    everything = {"origin": url, "storageTypes": "all"}
+    context.new_cdp_session(page).send("Storage.clearDataForOrigin", everything)
     page.on("console", note)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.goto(url)
     expect(page.locator("#models")).to_contain_text("+")
     yield page
-    context.close()
+    page.close()
     assert problems == []
 
 
 @pytest.fixture
-def page(browser: Browser, linked: tuple[str, Link], problems: list[str]) -> Iterator[Page]:
+def page(shared: BrowserContext, linked: tuple[str, Link], problems: list[str]) -> Iterator[Page]:
     """The page of a pair whose cloud is behind a link."""
-    with opened(browser, linked[0], problems) as found:
+    with opened(shared, linked[0], problems) as found:
         yield found
 
 
 @pytest.fixture
-def here(browser: Browser, url: str, problems: list[str]) -> Iterator[Page]:
+def here(shared: BrowserContext, url: str, problems: list[str]) -> Iterator[Page]:
     """The page of the bundled pair, both models in the server's process."""
-    with opened(browser, url, problems) as found:
+    with opened(shared, url, problems) as found:
         yield found
 
 

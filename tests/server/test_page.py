@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from edgewise.testing.link import Link
 from edgewise.testing.scripted_edge import ScriptedEdge, replying
@@ -367,14 +367,14 @@ def test_a_cloud_that_is_cut_off_is_named(page: Page, linked: tuple[str, Link]) 
         link.restore()
 
 
-def test_what_an_answer_cost(browser: Browser, page: Page) -> None:
+def test_what_an_answer_cost(page: Page) -> None:
     """Shown where the server was told a price, and nowhere else."""
     ask(page, QUESTION)
     page.locator(".meters summary").click()
     expect(page.locator("[data-counter=calls]")).to_have_text(re.compile(r"\d"))
     expect(page.locator("[data-counter=paid]")).to_be_hidden()
     with serving("--price", "2000,2000,2000", "--router", "constant:1") as url:
-        priced = browser.new_page()
+        priced = page.context.new_page()
         priced.goto(url)
         expect(priced.locator("#models")).to_contain_text("+")
         ask(priced, QUESTION)
@@ -421,13 +421,13 @@ def test_the_page_asks_as_the_server_says_that_it_does(
 SAID = "sky:"
 
 
-def test_a_running_answer_is_disconnected(browser: Browser, problems: list[str]) -> None:
+def test_a_running_answer_is_disconnected(shared: BrowserContext, problems: list[str]) -> None:
     """It waits for a cloud that says nothing; from there on the edge writes it."""
     cloud = HeldCloud()
     edge = ScriptedEdge(replying(TEXT, prompt=SAID))
     with (
         at_port(answering_of(edge, cloud, deadline=5.0)) as url,
-        opened(browser, url, problems) as page,
+        opened(shared, url, problems) as page,
     ):
         page.get_by_label("Cloud share").fill("15")
         begin(page, SAID)

@@ -55,6 +55,7 @@ def test_an_answer_is_saved_and_copied(page: Page) -> None:
     expect(shared.locator(".caption")).to_contain_text("changed 1 of 2")
     assert shared.locator("img, script, button").count() == 0
     assert asked == []
+    shared.close()
 
 
 def test_a_question_is_edited_and_an_answer_written_again(page: Page) -> None:
@@ -304,18 +305,18 @@ def test_a_browser_that_blocks_storage_has_the_page(
     browser: Browser, linked: tuple[str, Link], problems: list[str]
 ) -> None:
     """It says so, and keeps nothing."""
-    context = browser.new_context()
-    context.add_init_script(BLOCKED)
-    with opened(browser, linked[0], problems, context) as page:
-        reply(page, TIN)
-        for _ in range(2):
-            expect(page.locator("#warning")).to_contain_text("keeps nothing")
-            ask(page, "tin")
-            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-            expect(page.locator(".turn")).to_have_count(1)
-            expect(page.locator("#warning")).to_contain_text("keeps nothing")
-            page.reload()
-        expect(page.locator(".turn")).to_have_count(0)
+    with browser.new_context() as context:
+        context.add_init_script(BLOCKED)
+        with opened(context, linked[0], problems) as page:
+            reply(page, TIN)
+            for _ in range(2):
+                expect(page.locator("#warning")).to_contain_text("keeps nothing")
+                ask(page, "tin")
+                page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+                expect(page.locator(".turn")).to_have_count(1)
+                expect(page.locator("#warning")).to_contain_text("keeps nothing")
+                page.reload()
+            expect(page.locator(".turn")).to_have_count(0)
 
 
 def test_what_left_is_not_said_to_be_nothing_where_nobody_tells(

@@ -3,11 +3,12 @@
 import os
 import re
 import time
+from itertools import product
 from pathlib import Path
 
 import msgspec
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from edgewise import Pair
 from edgewise.testing.link import Link
@@ -44,20 +45,20 @@ def test_the_first_screen_says_what_this_is_and_promises_nothing(page: Page) -> 
     expect(page.locator("#toy")).to_be_hidden()
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_header_never_wraps(page: Page, linked: tuple[str, Link], size: str) -> None:
-    page.set_viewport_size({"width": SIZES[size][0], "height": SIZES[size][1]})
+def test_the_header_never_wraps(page: Page, linked: tuple[str, Link]) -> None:
     pair = page.request.get(f"{linked[0]}/health").json()
-    heights: list[float] = []
+    page.route("**/health", lambda route: route.fulfill(json=pair))
+    heights: dict[str, set[float]] = {size: set() for size in SIZES}
     for name in ("tin", "a-model-of-many-words-" * 20):
-        page.route("**/health", lambda route: route.fulfill(json=pair))
         pair["edge"] = name
         page.reload()
         expect(page.locator("#models")).to_contain_text(name[:5])
-        box = page.locator("header").bounding_box()
-        assert box
-        heights.append(box["height"])
-    assert heights[0] == heights[1]
+        for size, (width, height) in SIZES.items():
+            page.set_viewport_size({"width": width, "height": height})
+            box = page.locator("header").bounding_box()
+            assert box
+            heights[size].add(box["height"])
+    assert all(len(found) == 1 for found in heights.values())
 
 
 def shows(page: Page, what: str) -> None:
@@ -87,18 +88,14 @@ def shows(page: Page, what: str) -> None:
         expect(page.get_by_label("Temperature")).to_be_visible()
 
 
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     "what", ["first", "side by side", "formatted", "local", "writing", "panels", "settings"]
 )
-def test_everything_fits_and_axe_finds_nothing(
-    here: Page, what: str, size: str, tmp_path: Path
-) -> None:
-    width, height = SIZES[size]
-    here.set_viewport_size({"width": width, "height": height})
+def test_everything_fits_and_axe_finds_nothing(here: Page, what: str, tmp_path: Path) -> None:
     shows(here, what)
     kept = Path(os.environ.get("SCREENSHOTS", tmp_path))
-    for scheme in ("light", "dark"):
+    for size, scheme in product(SIZES, ("light", "dark")):
+        here.set_viewport_size({"width": SIZES[size][0], "height": SIZES[size][1]})
         here.emulate_media(color_scheme=scheme)
         assert here.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
         expect(here.get_by_label("Message")).to_be_in_viewport()
@@ -126,9 +123,11 @@ def test_the_edge_alone_is_wrong_on_examples_and_the_pair_is_right() -> None:
             pair.forget()
 
 
-def test_an_example_is_shown_as_one_would_ask_it(browser: Browser, problems: list[str]) -> None:
+def test_an_example_is_shown_as_one_would_ask_it(
+    shared: BrowserContext, problems: list[str]
+) -> None:
     """By a server of its own: corrections that others had would be missing here."""
-    with serving("--threads", "1") as url, opened(browser, url, problems) as here:
+    with serving("--threads", "1") as url, opened(shared, url, problems) as here:
         for example in EXAMPLES:
             ask_example(here, example["title"])
             expect(here.locator(".question")).to_have_text(example["question"])

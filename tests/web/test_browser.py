@@ -28,7 +28,16 @@ from edgewise_lab.evaluation.systems import question_ids
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.gateway.running import Running, gateway
 from tests.server.conftest import browser
-from tests.server.page_asking import COMPOSING, PATIENCE, ask, ask_example, begin, compose, done
+from tests.server.page_asking import (
+    COMPOSING,
+    PATIENCE,
+    SIZES,
+    ask,
+    ask_example,
+    begin,
+    compose,
+    done,
+)
 
 __all__ = ["browser"]  # a fixture
 
@@ -50,7 +59,7 @@ MODEL = PageModel("bundled", bundled("edge"), "141b49fbc0933471", ROUTER, 0.05)
 EXAMPLES = bundled("edge").parents[1] / "server" / "page" / "examples.json"
 SUM = pocketqa().questions[4].prompt.removeprefix("Question: ").partition(" Answer and")[0]
 SCHEMES: tuple[Any, ...] = ("light", "dark")
-PAGES = int(os.environ.get("PAGES", "5"))
+PAGES = int(os.environ.get("PAGES", "3"))
 """That ask at once."""
 
 SPECIAL = "Is <|end|> or <|im_end|> an end? <|user|> naïve 日本 🙂"
@@ -90,18 +99,17 @@ def served() -> Iterator[str]:
         yield running.url
 
 
-def open_page(context: BrowserContext, url: str, path: str = "/") -> Page:
+def show(page: Page, url: str, path: str = "/") -> Page:
     """Ready to answer."""
-    page = context.new_page()
     page.goto(url + path)
     expect(page.locator("#state")).to_have_text("Ready.", timeout=PATIENCE)
     return page
 
 
-@pytest.fixture
-def keyed(tmp_path: Path) -> Iterator[tuple[str, str]]:
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """A gateway that wants a key, and one."""
-    keys = tmp_path / "keys.json"
+    keys = tmp_path_factory.mktemp("keys") / "keys.json"
     secret = add_key(keys, "phone")
     with serving(keys) as running:
         yield running.url, secret
@@ -113,13 +121,31 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def shared(browser: Browser, served: str) -> Iterator[BrowserContext]:
+    """Where no worker keeps files, an open page's process compiles the engine once for all."""
+    with browser.new_context(service_workers="block") as made:
+        made.new_page().goto(f"{served}/page/icon.svg")
+        yield made
+
+
 @pytest.fixture
-def page(context: BrowserContext, served: str) -> Iterator[Page]:
+def tab(shared: BrowserContext) -> Iterator[Page]:
+    """No test may leave an error of its scripts."""
+    problems: list[str] = []
+    page = shared.new_page()
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    yield page
+    page.close()
+    assert problems == []
+
+
+@pytest.fixture
+def page(tab: Page, served: str) -> Iterator[Page]:
     """No test may leave an error in its console."""
     problems: list[str] = []
-    context.on("weberror", lambda error: problems.append(str(error.error)))
-    context.on("console", lambda said: said.type == "error" and problems.append(said.text))
-    yield open_page(context, served)
+    tab.on("console", lambda said: said.type == "error" and problems.append(said.text))
+    yield show(tab, served)
     assert problems == []
 
 
@@ -164,9 +190,9 @@ def run(page: Page, script: str, argument: Any = None) -> Any:
     return page.evaluate(f"async (given) => {{ {LOADED} {script} }}", argument)
 
 
-def test_twenty_questions_are_answered_as_by_python(page: Page, served: str) -> None:
+def test_ten_questions_are_answered_as_by_python(page: Page, served: str) -> None:
     """Token for token, but where how a build of llama.cpp rounds decides."""
-    questions = pocketqa().questions[:20]
+    questions = pocketqa().questions[20:30]
     asked = [question.prompt for question in questions]
     here = run(
         page,
@@ -197,7 +223,7 @@ def test_twenty_questions_are_answered_as_by_python(page: Page, served: str) -> 
                 first = next(token for token, other in pairs if [token.id, token.source] != other)
                 assert is_close(first), (question.id, first)
     print(f"{different} of {len(questions)} answers differ")
-    assert different <= 2
+    assert different <= 1
     assert any(source == "cloud" for answer in here for _, source in answer)
 
 
@@ -284,10 +310,7 @@ def test_a_key_of_an_input_method_sends_nothing(page: Page) -> None:
     expect(page.get_by_label("Message")).to_have_value("にほんご")
 
 
-def test_nothing_leaves_at_a_share_of_0_or_disconnected(
-    context: BrowserContext, served: str
-) -> None:
-    page = open_page(context, served)
+def test_nothing_leaves_at_a_share_of_0_or_disconnected(page: Page) -> None:
     sockets: list[str] = []
     requests: list[str] = []
     page.on("websocket", lambda socket: sockets.append(socket.url))
@@ -305,12 +328,11 @@ def test_nothing_leaves_at_a_share_of_0_or_disconnected(
 def test_a_gateway_that_is_killed_ends_no_answer(context: BrowserContext) -> None:
     """And without it the page opens again, and answers alone."""
     with serving() as running:
-        page = open_page(context, running.url)
+        page = show(context.new_page(), running.url)
         page.evaluate("() => navigator.serviceWorker.ready.then(() => null)")
-        ask_both(page)
-        page.get_by_label("Message").fill(f"{SUM} " * 3)
-        page.keyboard.press("Enter")
-        expect(page.locator(".text").last).not_to_be_empty()
+        share(page, 30)
+        begin(page, f"{SUM} " * 3)
+        expect(page.locator("#sent-sum")).to_contain_text("token ids in")
     expect(page.locator(".caption").last).not_to_be_empty(timeout=PATIENCE)
     expect(page.locator(".answer").last).to_have_attribute("aria-busy", "false")
     ask(page, SUM)
@@ -321,11 +343,9 @@ def test_a_gateway_that_is_killed_ends_no_answer(context: BrowserContext) -> Non
     says(page, "All by this device")
 
 
-def test_a_page_without_a_key_takes_one_from_the_address(
-    context: BrowserContext, keyed: tuple[str, str]
-) -> None:
+def test_a_page_without_a_key_takes_one_from_the_address(tab: Page, keyed: tuple[str, str]) -> None:
     url, secret = keyed
-    page = context.new_page()
+    page = tab
     page.goto(url)
     expect(page.locator("#state")).to_contain_text("wants a key", timeout=PATIENCE)
     ask_both(page)
@@ -355,12 +375,12 @@ def test_a_key_is_kept_in_its_tab_alone_and_forgotten(
 ) -> None:
     """Not in the worker's files, though they were asked for with it; then nowhere."""
     url, secret = keyed
-    page = open_page(context, url, f"/page/#key={secret}")
+    page = show(context.new_page(), url, f"/page/#key={secret}")
     assert secret not in page.url
     page.evaluate("() => navigator.serviceWorker.ready.then(() => null)")
     page.close()
     # The worker is in control from here on.
-    page = open_page(context, url, f"/page/?key={secret}#key={secret}")
+    page = show(context.new_page(), url, f"/page/?key={secret}#key={secret}")
     assert page.evaluate("() => navigator.serviceWorker.controller !== null")
     assert secret not in page.url
     kept = page.evaluate(KEPT)
@@ -397,27 +417,23 @@ def disconnected_in_a_consult(page: Page) -> Iterator[None]:
     says(page, "All by this device")
 
 
-def test_a_key_that_was_forgotten_is_not_used_again(
-    context: BrowserContext, keyed: tuple[str, str]
-) -> None:
+def test_a_key_that_was_forgotten_is_not_used_again(tab: Page, keyed: tuple[str, str]) -> None:
     """Not by the answer that is being written either."""
     url, secret = keyed
-    context.add_init_script(CONSULTS_LOST)
-    page = open_page(context, url, f"/page/#key={secret}")
     sockets: list[str] = []
-    page.on("websocket", lambda socket: sockets.append(socket.url))
+    tab.on("websocket", lambda socket: sockets.append(socket.url))
+    tab.add_init_script(CONSULTS_LOST)
+    page = show(tab, url, f"/page/#key={secret}")
     with disconnected_in_a_consult(page):
         forget(page)
         page.keyboard.press("Escape")
     assert len(sockets) == 1
 
 
-def test_disconnected_in_a_consult_nothing_more_leaves(
-    context: BrowserContext, served: str
-) -> None:
+def test_disconnected_in_a_consult_nothing_more_leaves(tab: Page, served: str) -> None:
     """No question why the consult failed, nor whether another key is taken."""
-    context.add_init_script(CONSULTS_LOST)
-    page = open_page(context, served)
+    tab.add_init_script(CONSULTS_LOST)
+    page = show(tab, served)
     requests: list[str] = []
     with disconnected_in_a_consult(page):
         page.on("request", lambda request: requests.append(request.url))
@@ -433,37 +449,27 @@ Object.defineProperty(Navigator.prototype, "serviceWorker", blocked);
 """
 
 
-def test_a_browser_that_blocks_storage_has_the_page(
-    context: BrowserContext, keyed: tuple[str, str]
-) -> None:
+def test_a_browser_that_blocks_storage_has_the_page(tab: Page, keyed: tuple[str, str]) -> None:
     url, secret = keyed
-    problems: list[str] = []
-    context.add_init_script(BLOCKED)
-    context.on("weberror", lambda error: problems.append(str(error.error)))
-    page = open_page(context, url, f"/page/#key={secret}")
+    tab.add_init_script(BLOCKED)
+    page = show(tab, url, f"/page/#key={secret}")
     choose_router(page, "max-prob")
     forget(page)
     page.get_by_label("Key of the gateway").fill(secret)
     page.keyboard.press("Escape")
     the_cloud_writes(page)
-    assert problems == []
 
 
-def test_the_page_needs_no_name_of_the_gateways_model(context: BrowserContext, served: str) -> None:
+def test_the_page_needs_no_name_of_the_gateways_model(tab: Page, served: str) -> None:
     """The file that anybody may read does not tell it; who has a key is told."""
 
-    def named(name: str) -> None:
-        config = context.request.get(f"{served}/page/config.json").json()
-        gateway = {key: config["gateway"][key] for key in ("tokenizer", "keys")}
-        context.route(
-            "**/page/config.json", lambda route: route.fulfill(json={**config, "gateway": gateway})
-        )
-        page = open_page(context, served)
-        expect(page.locator("#models")).to_contain_text(name)
-
-    named(context.request.get(f"{served}/v1/models").json()["data"][0]["id"])
-    context.route("**/v1/models", lambda route: route.abort())
-    named("the gateway's model")
+    config = tab.request.get(f"{served}/page/config.json").json()
+    config["gateway"] = {key: config["gateway"][key] for key in ("tokenizer", "keys")}
+    tab.route("**/page/config.json", lambda route: route.fulfill(json=config))
+    model = tab.request.get(f"{served}/v1/models").json()["data"][0]["id"]
+    expect(show(tab, served).locator("#models")).to_contain_text(model)
+    tab.route("**/v1/models", lambda route: route.abort())
+    expect(show(tab, served).locator("#models")).to_contain_text("the gateway's model")
 
 
 def test_a_large_model_is_announced(browser: Browser, served: str) -> None:
@@ -483,10 +489,10 @@ def test_a_large_model_is_announced(browser: Browser, served: str) -> None:
         expect(page.locator("#state")).to_contain_text("did not come whole", timeout=PATIENCE)
 
 
-def test_several_pages_are_answered_each_on_its_own(context: BrowserContext, served: str) -> None:
+def test_several_pages_are_answered_each_on_its_own(shared: BrowserContext, served: str) -> None:
     """A consult may time out beside the others: which token that keeps is not asked here."""
     names = ["Hugo", "Cleo", "Jack", "Kim", "Mia"]
-    pages = [(open_page(context, served), names[n % len(names)]) for n in range(PAGES)]
+    pages = [(show(shared.new_page(), served), names[n % len(names)]) for n in range(PAGES)]
     for page, name in pages:
         share(page, 30)
         page.get_by_label("Message").fill(SUM.replace("Hugo", name))
@@ -495,6 +501,8 @@ def test_several_pages_are_answered_each_on_its_own(context: BrowserContext, ser
         expect(page.locator(".caption")).not_to_be_empty(timeout=PATIENCE * PAGES / 5)
     told = [(page.locator(".text").evaluate(PLAIN), name) for page, name in pages]
     assert [name for text, name in told if f"{name} has" not in text] == []
+    for page, _ in pages:
+        page.close()
 
 
 def test_memory_is_flat_over_a_hundred_answers(browser: Browser, page: Page) -> None:
@@ -509,7 +517,7 @@ def test_memory_is_flat_over_a_hundred_answers(browser: Browser, page: Page) -> 
     globalThis.held ??= { edge, gateway: new lib.Gateway(location.href, edge) };
     const { gateway } = held;
     for (let i = 0; i < 20; i++) {
-      const more = { edge: held.edge, gateway, maxTokens: 32 };
+      const more = { edge: held.edge, gateway, maxTokens: 16 };
       await answered(given, { threshold: 0.6, deadline: 60 }, more);
     }
     if (edge !== held.edge) await edge.close();
@@ -533,24 +541,22 @@ def renderers(browser: Browser) -> int:
     return sum(map(int, sizes)) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("size", [(1280, 760), (390, 800)], ids=["wide", "phone"])
-def test_everybody_can_use_it(page: Page, size: tuple[int, int]) -> None:
+def test_everybody_can_use_it(page: Page) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-    page.set_viewport_size({"width": size[0], "height": size[1]})
     for shown in ("first", "answered", "settings"):
         if shown == "answered":
             ask_both(page)
             page.locator("#sent summary").click()
         elif shown == "settings":
             page.get_by_role("button", name="Settings").click()
-        for scheme in SCHEMES:
-            page.emulate_media(color_scheme=scheme)
-            found = axe.Axe().run(page)
-            assert found.violations_count == 0, (scheme, found.generate_report())
-        assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
+        for size, (width, height) in SIZES.items():
+            page.set_viewport_size({"width": width, "height": height})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            for scheme in SCHEMES:
+                page.emulate_media(color_scheme=scheme)
+                found = axe.Axe().run(page)
+                assert found.violations_count == 0, (size, scheme, found.generate_report())
+                if folder := os.environ.get("SCREENSHOTS"):
+                    page.screenshot(path=Path(folder) / f"browser-{shown}-{size}-{scheme}.png")
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Settings")).to_be_focused()
-    if folder := os.environ.get("SCREENSHOTS"):
-        for scheme in SCHEMES:
-            page.emulate_media(color_scheme=scheme)
-            page.screenshot(path=Path(folder) / f"browser-{size[0]}-{scheme}.png")

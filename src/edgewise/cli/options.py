@@ -133,7 +133,7 @@ def takes(
 
 
 def flags_of(names: Sequence[str]) -> Settings:
-    """Return settings with those of `names` that were given as flags; all others are defaults."""
+    """Return the flags of the running command that are in `names`; other settings are defaults."""
     given = get_current_context().params
     return settings.settings_of({name: given[name] for name in names if given[name] is not None})
 
@@ -155,14 +155,14 @@ def locate(error: EdgewiseError) -> None:
 
 
 def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
-    """Raise `UsageError` if a settings file sets a risky setting.
+    """Raise `UsageError` if the settings file sets what a stranger's file must not decide.
 
     `places` maps the name of each given setting to `FLAGS`, `ENVIRONMENT` or the file's name. The
-    file may not name a router that would run code, nor set `trust` or `edge_hosts`. If a server
-    has an API key, the file must give both address and key, or neither. It may name an edge
-    model's server on this machine only, and none if the user asked, by flag or variable, for
-    redaction, no cloud or allowed hosts. A note on stderr tells which servers the file names.
-    `UsageError` is also raised for a server's URL that holds a user or a password.
+    file must not set `trust` or `edge_hosts`, nor a `router` that runs code. If it sets `edge` to a
+    URL, this must be on this machine, and no flag or variable may set `cloud_hosts`, `cloud` to
+    "none", or `redact` to anything but "off". If an edge or cloud at a URL has an API key, the file
+    must set both its address and its key, or neither. A note on stderr names the servers that the
+    file sets. `UsageError` is raised, too, for any URL of a model that holds a user or password.
     """
     named = (settings.ENVIRONMENT, settings.FLAGS)
     of_file = {name: where for name, where in places.items() if where not in named}

@@ -47,8 +47,8 @@ class Needs(Flag):
 class Written(NamedTuple):
     """The text before a step, as token ids.
 
-    `ids` are all ids before the predicted position. The first `prompt` (a number) of them are the
-    prompt; the others are the answer so far. `tokenizer` decodes them.
+    `ids` are all ids before the predicted position. `prompt` is how many of them, at the beginning,
+    are the prompt; the others are the answer so far. `tokenizer` decodes them.
     """
 
     ids: Sequence[int]
@@ -197,9 +197,9 @@ class EdgeSession(ABC):
         """
 
     def prefill(self) -> bool:
-        """Compute a batch of the queued ids, without the last id; return whether any was computed.
+        """Compute the next batch of queued ids, never the last id; return whether any was computed.
 
-        Returns False once the rest is left to `step`; engines may leave all ids to it.
+        Calling it is optional: `step` computes whatever is left. Engines may leave all ids to it.
         """
         return False
 
@@ -214,14 +214,14 @@ class EdgeSession(ABC):
     def steps(self, ids: Sequence[int]) -> Sequence[Step]:
         """Append `ids`, compute them, and return for each the `Step` that predicts the next token.
 
-        They run in one batch if the engine can (`EdgeAbilities.batch_logits`), else one by one.
-        Raises as `extend` and `step` do, and `UsageError` for more ids than one batch holds.
+        With `EdgeAbilities.batch_logits` they run in one batch, and more ids than it holds raise
+        `UsageError`; else they run one by one. Also raises as `extend` and `step` do.
         """
 
     def extend(self, ids: Sequence[int]) -> None:
         """Queue ids behind those that the session holds; the next `step` computes them.
 
-        Raises `ContextOverflow` if they do not fit, `UsageError` for ids outside of the vocabulary.
+        Raises `ContextOverflow` if they do not fit, `UsageError` for unknown ids or once closed.
         """
         # The first ids choose the KV cache, and count as the prompt.
         if not self._opened:
@@ -238,15 +238,15 @@ class EdgeSession(ABC):
         del self._ids[position:]
 
     def checkpoint(self, position: int) -> None:  # noqa: B027
-        """Announce a possible `rewind(position)`, before the ids behind `position` are computed.
+        """Called if `rewind(position)` may follow, before the ids behind `position` are computed.
 
         Engines that can roll back only to checkpoints save one there; others ignore the call.
         """
 
     def rest(self) -> None:  # noqa: B027
-        """Announce that the next `step` is some time away, such as during a request to the cloud.
+        """Called when the next `step` is some time away, as during a request to the cloud.
 
-        Until then, an engine that batches sessions into one pass does not wait for this one.
+        An engine that batches sessions then holds no pass back for this one; others ignore it.
         """
 
     @abstractmethod
@@ -298,13 +298,13 @@ class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options for loading an edge model. `UsageError` is raised for those that an engine lacks.
+    """Options for loading an edge model. An engine raises `UsageError` for one that it lacks.
 
     `context`: most ids per session (None: the engine's choice). `threads`: CPU threads (None: the
     engine's choice). `gpu_layers`: layers to offload to a GPU ("auto": all, if there is one).
     `slots`: how many sessions may be open at once. `keep_prefixes`: keep the KV cache of a closed
-    session until its slot is needed, for the next turn of the conversation; without it, no answer
-    depends on an earlier one, not even by a rounding error.
+    session until its slot is needed, for the next turn of the conversation. An answer may then
+    differ, by rounding errors, from the same one computed anew.
 
     The others are for a server that runs the edge model. `model`: which of its models to use.
     `tokenizer`: address of the model's tokenizer, if the model's file is not on this disk. `key`:
@@ -330,8 +330,8 @@ class EdgeModel(Protocol):
     """Loaded weights, which any number of sessions share.
 
     An engine may omit the members that have a default value here. A class that opens model folders
-    also has `reads` (see `files_read`) and `claims(ModelFiles)`, which returns a `Claim`, "own" or
-    "shared", if it opens a folder of these files, else None.
+    also has `reads` (see `files_read`) and a static method `claims(ModelFiles)`: it returns a
+    `Claim`, "own" or "shared", if the class opens a folder with these files, else None.
     """
 
     name: str

@@ -94,7 +94,7 @@ class EngineModel(EdgeModel):
         return KvSession(self, self.slots, needs, top)
 
     def close(self) -> None:
-        """Free the weights and caches. The model's sessions cannot be used afterwards."""
+        """Wait for the pass under way, then free weights and caches. Sessions fail from then on."""
         # Once: llama.cpp's memory must not be freed twice.
         if self.slots.close():
             self._free()

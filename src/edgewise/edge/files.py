@@ -44,10 +44,7 @@ def damaged(path: Path, what: str) -> ModelError:
 
 
 def other_form(path: Path) -> tuple[str, str] | None:
-    """Return what a file is instead of a model, such as "a web page", and a hint for the user.
-
-    Returns None for a file that is not recognised as something else.
-    """
+    """Return what a file is instead of a model, such as "a web page", and a hint; else None."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -57,7 +54,7 @@ def other_form(path: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def explained(folder: Path, engine: str) -> Generator[None]:
-    """Context manager: exceptions of `engine` that loads the path `folder` become `ModelError`s."""
+    """Context manager: errors of the library `engine` that loads `folder` become `ModelError`s."""
     try:
         yield
     except (EdgewiseError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -122,7 +119,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def digest_of(files: Sequence[Path]) -> str:
     """Return a SHA-256 (hexadecimal) over the names, lengths and parts of the contents of `files`.
 
-    Of each file above 64 KiB, 64 evenly spaced blocks of 64 KiB are read. Their order matters.
+    Of a file above 64 KiB, 64 evenly spaced blocks of 64 KiB are read. The files' order matters.
     """
     digest = hashlib.sha256()
     for path in files:

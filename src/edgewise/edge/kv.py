@@ -107,9 +107,10 @@ class Slots:
         self._free = list(caches)
 
     def run(self, run: Run) -> list[LogitsStep]:
-        """Wait for the session's turn, run `run.ids`, and return the steps that `run` asks for.
+        """Wait for the session's turn, then compute `run.ids` in one forward pass.
 
-        `run.outputs` asks for none, the last id's, or one per id. Raises `ModelError` on failure.
+        Returns a step for none of them, the last or each, as `run.outputs` says. Raises
+        `ModelError` on failure, `UsageError` once the session or the model is closed.
         """
         with self.lock:
             run.session.before(run)
@@ -121,12 +122,15 @@ class Slots:
             return run.session.steps_of(run, rows)
 
     def rest(self, session: "KvSession") -> None:
-        """Note that the session will not run for a while, so that no pass waits for it."""
+        """Called by a session whose next run is some time away. Does nothing here.
+
+        Slots that batch sessions override it: their passes wait for `session` no more.
+        """
 
     def reserve(self) -> None:
         """Count one more open session; its cache is chosen by `take`, once its ids are known.
 
-        `give_back` ends it. Raises `UsageError` if all slots are in use.
+        `give_back` ends it. Raises `UsageError` if all slots are in use, or once closed.
         """
         with self.lock:
             self.check_open()
@@ -141,9 +145,9 @@ class Slots:
     def take(self, ids: Sequence[int]) -> SequenceCache:
         """Choose a free cache for a session that begins with `ids`, and return it.
 
-        The session keeps what the cache shares with `ids`. First comes a cache that keeps more than
-        half of its ids, and 16 or more for each id of its prompt that it drops (the same
-        conversation); then an empty one; one that keeps more than half; the least recently used.
+        What it holds of `ids` is not computed again. Preferred is, in this order: a cache of the
+        same conversation (more than half of its ids stay, and 16 for each id of its prompt that is
+        dropped), an empty one, one of which more than half stays, the least recently used.
         """
         with self.lock:
             self.check_open()
@@ -158,7 +162,7 @@ class Slots:
             return self._free.pop(max(same or empty or gains, key=kept.__getitem__, default=0))
 
     def give_back(self, cache: SequenceCache | None) -> None:
-        """End a session; free its `cache`, if it took one, and clear it without `keep_prefixes`."""
+        """End a session; free its `cache` (None: it took none), emptied unless `keep_prefixes`."""
         with self.lock:
             self.sessions -= 1
             if cache is None or self.closed:
@@ -170,7 +174,10 @@ class Slots:
             cache.prompt = min(cache.prompt, cache.length)
 
     def close(self) -> bool:
-        """Refuse all further runs. Return True the first time; the caller then frees the caches."""
+        """Wait for the run under way; refuse all later ones with `UsageError`.
+
+        The first call returns True: its caller must then free the caches. Others return False.
+        """
         with self.lock:
             before, self.closed = self.closed, True
             self._free.clear()
@@ -328,7 +335,7 @@ class KvSession(EdgeSession):
         return made
 
     def before(self, run: Run) -> None:
-        """Make a checkpoint at `run.start` if `checkpoint` asked for it; called before the run.
+        """Called by `Slots` just before `run`: save a checkpoint if one was asked for at its start.
 
         Raises `UsageError` if the session or the model is closed.
         """
@@ -337,7 +344,7 @@ class KvSession(EdgeSession):
             run.cache.checkpoint(lasting=run.start < run.cache.prompt)
 
     def steps_of(self, run: Run, rows: Sequence[KvRow]) -> list[LogitsStep]:
-        """Return a step for each of `rows`, the outputs of a finished run for its last ids."""
+        """Called by `Slots` after `run`: turn its outputs (`rows`, for its last ids) into steps."""
         cache, slots, text = run.cache, self._slots, self._tokenizer
         decode = cache.decodes
         return [
@@ -355,7 +362,7 @@ class KvSession(EdgeSession):
         ]
 
     def failure(self, run: Run, error: BaseException) -> BaseException:
-        """Drop what the failed `run` computed, and return the exception to raise for `error`.
+        """Called by `Slots`: drop what a failed run computed; return what to raise for `error`.
 
         Failures of the engine become a `ModelError`; other exceptions are returned as they are.
         """

@@ -30,7 +30,7 @@ class Scored(msgspec.Struct, frozen=True):
 def scored(
     model: EdgeModel, ids: Sequence[int], *, top: int = 1
 ) -> Generator[Sequence[Scored], None, None]:
-    """Score `ids` in a session of its own; yield one `Scored` per id, a batch at a time.
+    """Score `ids` in a new session of `model`; yield them in batches, one `Scored` for each id.
 
     `top`, at least 1, is the number of likeliest ids to return for each position. Close the
     generator to stop early. Raises as `EdgeModel.session` and `EdgeSession.steps` do.

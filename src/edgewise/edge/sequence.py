@@ -116,8 +116,8 @@ class SequenceCache(ABC):
     def run(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool = False) -> Sequence[KvRow]:
         """Run `ids` after those in the cache, and make a checkpoint first if one is due.
 
-        Returns no row, that of the last id, or one per id, as `outputs` says; with `hidden`, rows
-        have hidden states. If the run fails, `ids` are not kept; earlier ids may be dropped, too.
+        Returns a row for none of `ids`, the last or each, as `outputs` says; with `hidden`, rows
+        have hidden states. If the run raises, `ids` are not kept; earlier ids may be dropped, too.
         """
         self.space()
         self._runs += 1
@@ -144,7 +144,7 @@ class SequenceCache(ABC):
         return max((at for at in self._copies if at <= position), default=0)
 
     def back(self, position: int) -> int:
-        """Roll back to `position`, else a checkpoint before, else 0; return how many ids remain."""
+        """Roll back to `position`, else an earlier checkpoint, else 0; return how many ids stay."""
         if position >= self.length:
             return self.length
         kept = self.keeps(position)
@@ -164,8 +164,8 @@ class SequenceCache(ABC):
     def checkpoint(self, *, lasting: bool = False) -> None:
         """Save the state after the last id, unless the engine has no use for checkpoints.
 
-        If there is no room for more, the oldest is dropped. The latest two that were made with
-        `lasting` are dropped only if there are no others.
+        If there is no room, the oldest is dropped; the latest two made with `lasting` go last. If
+        the engine cannot copy its state, nothing is saved and nothing raised.
         """
         if self.rewinds != "checkpoints" or not self.length:
             return

@@ -42,8 +42,8 @@ def top_ids(logits: Floats, k: int) -> Ids:
 class LogitsStep(Step):
     """A `Step` whose logits and hidden state are views into the engine's memory.
 
-    `is_fresh()` tells whether these views are still valid. Where sessions share an engine, it calls
-    `keep` before another session's decode, which may come while this step is read.
+    `is_fresh()` tells whether these views are still valid. If sessions share an engine, the engine
+    calls `keep` before it decodes for another session, maybe while this step is read.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class LogitsStep(Step):
     ) -> None:
         """Take the rows of one position: `logits` float32[size], `hidden` float32[d] or None.
 
-        `buffer` is float32 scratch space of a session. With `shared`, the properties `logits` and
-        `hidden` return copies.
+        `buffer` is scratch space, float32[size], of a session. With `shared`, the properties
+        `logits` and `hidden` return copies.
         """
         self.position = position
         self.size = len(logits)
@@ -79,7 +79,7 @@ class LogitsStep(Step):
         self._reading = Lock()
 
     def own(self, needs: Needs, top: int = 0) -> None:
-        """Keep what `needs` names readable after the next decode; of `TOP`, `top` likeliest ids."""
+        """Keep what `needs` names readable after the next decode; `Needs.TOP` keeps `top` ids."""
         wanted = needs.value
         if wanted & _ENTROPY:
             self._normalised()

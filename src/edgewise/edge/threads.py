@@ -90,10 +90,7 @@ _STALLED = 4.0
 
 
 class Threads:
-    """Finds, by trying, the number of threads (at most `most`) that computes passes fastest.
-
-    Passes are compared with those of a similar number of ids.
-    """
+    """Finds by trying which number of threads, up to `most`, is fastest for passes of each size."""
 
     def __init__(self, most: int) -> None:
         # A pass waits for its slowest thread: on two cores, two threads write 1.5 to 1.8 times as

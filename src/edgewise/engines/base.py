@@ -86,8 +86,8 @@ class Engine(ABC):
     `edgewise.edge.base.PROBES` (None if it does not tokenize), `described` the name and vocabulary
     size of its model, and `salted` whether it can keep the prefix caches of tenants (API keys of a
     gateway) apart. `watched` holds ids and the text that the engine must go on decoding them to
-    (see `unchanged`); it is None until a comparison of vocabularies sets it. `connected` is called
-    whenever a connection to a remote engine is opened.
+    (see `unchanged`); it is None until a comparison of vocabularies sets it. Assign a function to
+    `connected` to have it called when a connection to a remote engine is opened.
     """
 
     dialect: str

@@ -25,7 +25,7 @@ _EXEMPT = "check the proxy, or add the cloud's host to NO_PROXY"
 def checked_address(url: str) -> str:
     """Return `url` without an endpoint's path at its end, such as `/v1/chat/completions`.
 
-    Raises `UsageError` if it is no http(s) address, holds a password, or has an unusable proxy.
+    Raises `UsageError` if it is no http(s) address, holds a password, or its proxy is unusable.
     """
     require_keyless(url)
     parts = urlsplit(url)
@@ -52,7 +52,7 @@ def require_keyless(url: str, role: str = "cloud") -> None:
 
 
 def unreachable(url: str, error: Exception) -> CloudUnavailable:
-    """Return the error for a connection that could not be made or kept."""
+    """Return the error to raise for a connection to `url` that failed with `error`."""
     if (reason := why(error)) == UNTRUSTED:
         return CloudUnavailable(
             f"The certificate of {url!r} is not trusted",
@@ -71,8 +71,8 @@ def unreachable(url: str, error: Exception) -> CloudUnavailable:
 def proxy_of(url: str) -> tuple[str, str | None]:
     """Return the environment variable that names a proxy for `url`, and the proxy's address.
 
-    The variable is "" if there is none, if `url` is on this machine, or for a host in NO_PROXY. The
-    address is None then, and for `http`. Raises `UsageError` for `https` with an unusable proxy.
+    They are "" and None if none applies, as for this machine or a host in NO_PROXY. For http:// the
+    address is always None: no proxy is used. For https:// an unusable one raises `UsageError`.
     """
     parts, known = urlsplit(url), getproxies_environment()
     host, kind = parts.hostname or "", parts.scheme if parts.scheme in known else "all"

@@ -100,9 +100,8 @@ class Endpoint:
         """Send a request and return the reply's body. Raises a `CloudError`.
 
         A request with a body has the headers of `client` and is counted in `client.sent`, under
-        `requests` only if `billable` (the provider bills it). If an overloaded server names a
-        delay, and the deadline of `client` is later, such a request is sent once more after the
-        delay.
+        `requests` only if `billable` (the provider bills it). It is sent once more if an overloaded
+        server names a delay (`Retry-After`) that ends before the deadline of `client`.
         """
         if request.body is None:
             return await self._twice(_Sending("GET", request))
@@ -234,7 +233,7 @@ class HttpEngine(Endpoint, Engine):
             return self.server.scored(reply, ids[-count:])
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """Send `request`, a consult of `client`; return the reply's body. Raises a `CloudError`."""
+        """Send `client`'s request to the model; return the reply's body. Raises a `CloudError`."""
         return await self.send(request, client)
 
     async def _wanted(self, ids: Sequence[int], n: int, client: Client = NOBODY) -> Wanted:
@@ -267,7 +266,8 @@ class HttpEngine(Endpoint, Engine):
     async def has_salt(self, ids: Sequence[int]) -> bool:
         """Return whether the server reads the request field `cache_salt`.
 
-        If its kind can (`salts`), two requests tell: it must accept a text and decline a number.
+        False unless `IdServer.salts`. Else it is sent the prompt `ids` twice: with a text as salt,
+        which it must accept, and with a number, which it must decline.
         """
         wanted = await self._wanted(ids, 1)
 
@@ -294,8 +294,8 @@ class HttpEngine(Endpoint, Engine):
         """Return the model's name and vocabulary size; both are None where models cannot be listed.
 
         Raises `CloudRejected` if the named model is not served, or is a LoRA adapter and the engine
-        would answer with its base model instead. Raises a `CloudError` if the engine cannot be
-        reached, lists no model, or cannot list models although one is named here or has to be.
+        would answer with its base model instead. Raises a `CloudError` if it cannot be reached,
+        lists no model, or has no list although `model` is set or requests must name a model.
         """
         try:
             served = await served_model(self)

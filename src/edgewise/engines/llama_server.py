@@ -52,8 +52,8 @@ class SlotTable:
     """The slots of one server, with at most one request of ours in each. Used in one event loop.
 
     A session keeps its slot until another session needs it; then the slot that was idle for longest
-    is given away. A slot may hold another tenant's prompt until a request, sent without reuse, is
-    answered there in full, and no cancelled request of another tenant can run there any more.
+    is given away. A slot counts as holding another tenant's prompt until a request without reuse is
+    answered there in full, and no cancelled request of that tenant can run there any more.
     """
 
     def __init__(self, slots: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,10 +67,10 @@ class SlotTable:
 
     @asynccontextmanager
     async def place(self, session: str, tenant: str) -> AsyncGenerator[Place]:
-        """Wait for a slot, and hold it while the block sends one request and reads the reply.
+        """Wait for a slot, and hold it while the `async with` block sends one request.
 
-        It is the session's own slot if free, else as a rule the longest idle. The block must not
-        reuse the slot's KV cache unless `Place.reuse`, and must raise if it gets no reply.
+        It is the session's own slot if free, else as a rule the longest idle. The block must read
+        the whole reply or raise, and must not reuse the slot's KV cache unless `Place.reuse`.
         """
         async with self._free:
             slot = self._chosen(session, tenant)
@@ -135,7 +135,7 @@ class LlamaServerEngine(HttpEngine):
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """Verify as `Engine.verify` does; the server makes a decode step for each of the ids.
+        """Verify as `Engine.verify` does; the server makes a decode step for each of `count` ids.
 
         If the server cannot do so in one request, the ids are verified one at a time.
         """
@@ -185,7 +185,7 @@ class LlamaServerEngine(HttpEngine):
             return None
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """Send a consult, return the reply's body; a tenant reuses no other tenant's prompt."""
+        """Send a request to the model; it reuses no prompt that another tenant left in a slot."""
         if not client.tenant:
             return await self._posted(request, client, cache_prompt=True)
         slots, apart = await self._slot_use()

@@ -68,7 +68,7 @@ class CallReader:
         return self._calls > 0 and self._place == self._behind
 
     def feed(self, text: str) -> list[Part]:
-        """Read the answer's next text; return the plain text and parts of calls known by now."""
+        """Read the answer's next text; return its parts, but hold back what may begin a call."""
         self._text += text
         parts: list[Part] = []
         while self._text:

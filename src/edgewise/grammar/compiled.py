@@ -58,10 +58,10 @@ class Allowed(NamedTuple):
 
 
 class Constraint:
-    """The grammar of one answer; each call passes all ids so far, which give the place in it."""
+    """The grammar of one answer. Each call passes all ids so far; after a rollback, fewer ids."""
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, *, start: int) -> None:
-        """`start` is the index of the answer's first id in `ids`; `matcher` is for this answer."""
+        """`start` is the index of the answer's first id in `ids`; no other uses `matcher`."""
         self._matcher, self._start, self._ends = matcher, start, tokenizer.eos_ids
         self._size, self._tokenizer = tokenizer.size, tokenizer
         self._bits = np.zeros((self._size + 31) // 32, np.uint32)

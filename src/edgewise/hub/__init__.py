@@ -22,7 +22,7 @@ class HubAddress(NamedTuple):
 def is_plain(name: str) -> bool:
     """Return whether a path stays below its folder: relative, without `..`, colon or backslash.
 
-    False also for unprintable characters, over 1000 in all, or over 255 between two slashes.
+    False also for unprintable characters, more than 1000, or more than 255 between two slashes.
     """
     parts = name.split("/")
     return (

@@ -16,7 +16,7 @@ from edgewise.events import Event, Finished, FinishReason, Timing, Token, Usage
 from edgewise.grammar.compiled import Grammar
 from edgewise.loop.clouds import Clouds
 from edgewise.loop.counts import AnswerCounts
-from edgewise.loop.generation import Generation
+from edgewise.loop.generation import Generation, close_abandoned
 from edgewise.loop.health import Breaker
 from edgewise.loop.one_cloud import CloudConsults, Tier
 from edgewise.loop.policy import Budget, Escalation, Policy
@@ -162,6 +162,8 @@ class Decoder:
         at_end: Callable[[Budget], None],
     ) -> Generation:
         """Open the sessions of an answer; the returned `Generation` closes them."""
+        # They may hold the slot that this answer needs.
+        close_abandoned()
         ids, cloud = list(prompt.ids), self.tiers[-1].cloud if self.tiers else None
         costs = self.billing and AnswerCosts(
             self.billing,

@@ -3,7 +3,9 @@
 All that changes from token to token is in one immutable `State`. Draws depend on seed and position.
 """
 
+import gc
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -35,6 +37,35 @@ from edgewise.loop.state import EdgeStep, Rules, State, Unwritten, circles
 from edgewise.loop.verify import Verification
 
 _log = logging.getLogger(__name__)
+
+# Abandoned answers that the garbage collector found: it runs in the middle of anything, perhaps
+# where the thread holds a lock that closing them takes.
+_found: deque["Generation"] = deque()
+
+
+class _Collector(threading.local):
+    """Whether this thread is collecting garbage."""
+
+    runs = False
+
+    def __call__(self, phase: str, _: object) -> None:
+        self.runs = phase == "start"
+
+
+_collector = _Collector()
+gc.callbacks.append(_collector)
+
+
+def close_abandoned() -> None:
+    """Close the answers that the garbage collector found; call it where no lock is held."""
+    while _found:
+        try:
+            _found.popleft().close()
+        except IndexError:  # Another thread took the last one.
+            return
+        except Exception:
+            # Not a fault of the answer that begins here.
+            _log.exception("An abandoned answer could not be closed")
 
 
 class Generation(Iterator[Event]):
@@ -131,7 +162,10 @@ class Generation(Iterator[Event]):
 
     def __del__(self) -> None:
         # A loop over it that was broken off must not keep the slot.
-        self.close()
+        if _collector.runs:
+            _found.append(self)
+        else:
+            self.close()
 
     def _advance(self, state: State) -> None:
         """Write one token, draft one, ask for one, or finish."""

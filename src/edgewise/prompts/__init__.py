@@ -126,10 +126,10 @@ def prompt_ids(
 ) -> list[int]:
     """Return the token ids of a conversation, up to where the model is to go on writing.
 
-    A last message of the assistant is the answer's beginning. For a model without a chat template
-    the ids are those of the contents joined by blank lines. `<|im_end|>` inside a message is plain
-    text. Raises `ModelError` if the template cannot be rendered, `UsageError` for invalid calls or
-    if it does not support tools.
+    A last message of the assistant is the answer's beginning. The text of a control token inside a
+    message, such as `<|im_end|>`, stays plain text. Without a chat template the contents are joined
+    by blank lines. Raises `ModelError` if the template cannot be rendered, and `UsageError` for
+    invalid tool calls or a template that does not support tools.
     """
     if has_tools(messages, tools):
         tool_format(tokenizer)
@@ -140,7 +140,7 @@ def prompt_ids(
 
 
 def last_turn(tokenizer: Tokenizer, prompt: Prompt) -> int:
-    """Return roughly where in the prompt's ids the last user message begins; 0 if not found."""
+    """Return about where in `prompt.ids` the last user message begins (an index); 0: not found."""
     users = [one.content for one in prompt.messages or () if one.role == "user"]
     if not users:
         return 0

@@ -121,7 +121,7 @@ def conversation(
 
 
 def joined(messages: Sequence[Message]) -> list[Message]:
-    """Return messages with neighbours of one role joined by a blank line, but not tool results."""
+    """Merge adjacent messages of one role, except tool results; a blank line joins the contents."""
     groups: list[list[Message]] = []
     for one in messages:
         if groups and groups[-1][0].role == one.role != "tool":

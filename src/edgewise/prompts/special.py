@@ -47,7 +47,7 @@ class ControlTokens:
         self._last = _any_of({text[-1] for text in texts if len(text) > 1}, cased=True)
 
     def could_come_of(self, text: str) -> bool:
-        """Whether a control token of at least two characters may lie in `text` or across an end."""
+        """Whether a control token's text (of two characters or more) may begin or end in `text`."""
         return bool(self._first.search(text) or self._last.search(text))
 
     def marked(self, text: str, mark: str) -> str:
@@ -61,7 +61,7 @@ class ControlTokens:
         return mark.join([*parts, text[done:]])
 
     def guarded(self, text: str, mark: str) -> str:
-        """Return the text with `mark` inside whatever could be part of a control token's text."""
+        """Return `text` with `mark` at each character that may begin or end a control token."""
         text = self._last.sub(lambda found: mark + found[0], text)
         return self._first.sub(lambda found: found[0] + mark, text)
 

@@ -55,7 +55,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     `calibrated_on`; `realised` maps it to the share that this threshold gave there, followed by the
     two ends of its 95% interval. `trained_on` names the training texts. `label` describes what the
     router learned to predict: whether asking the cloud is worth it at a token. `probability` lists
-    points (score, probability of that), both ascending. `loss` is the router's on texts held out
+    points (score, probability that it is), both ascending. `loss` is the router's on texts held out
     from training, in nats a token, and `baseline_loss` that of the best constant score. `build`
     names the engine and the weight format of the edge model. `behaviour` holds its logprobs on
     fixed texts (`behaviour_of`), by which the same model in another engine or format is recognised.
@@ -228,10 +228,7 @@ def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the root mean square difference of two results of `behaviour_of`, in nats.
-
-    Infinite if they are empty or of different lengths, so not of the same texts.
-    """
+    """Return the RMS difference (nats) of `behaviour_of` results; inf if empty or of two sizes."""
     if not one or len(one) != len(other):
         return math.inf
     return math.dist(one, other) / math.sqrt(len(one))

@@ -32,17 +32,20 @@ _CONSTANT = "constant:"
 
 
 def is_router(name: str) -> bool:
-    """Whether `name` is a router that needs no checkpoint. Imports the router's code to know."""
+    """Whether `name` is an untrained router. Imports its code; raises `UsageError` if it cannot."""
     return name.startswith(_CONSTANT) or (name in ROUTERS and not is_trained(name))
 
 
 def is_trained(kind: str) -> bool:
-    """Whether routers of this kind are loaded from a checkpoint's weights. Imports their code."""
+    """Whether this kind needs a checkpoint. Imports its code; raises `UsageError` if that fails."""
     return hasattr(ROUTERS.load(kind), "load")
 
 
 def runs_code(name: str) -> bool:
-    """Whether `name` is code (`module:Class`), or a checkpoint's folder whose card names code."""
+    """Whether `name` is code (`module:Class`, `file.py:Class`) or a folder whose card names code.
+
+    Raises `UsageError` if the folder has no valid card, or if `name` also names a model elsewhere.
+    """
     if is_code(name):
         return True
     folder = local_folder(name)

@@ -70,8 +70,8 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
 def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str, float]:
     """Return the thresholds that `keep_tuned` stored, by cloud share (as text, "0.05").
 
-    Empty if there are none. `identity` is the router's digest, `cloud` the name of the nearest
-    cloud (`opening.nearest_cloud`). The thresholds by which a further one of several clouds is
+    Empty if there are none. `identity` is the router's digest, `cloud` the nearest cloud's key
+    (`opening.nearest_cloud`). The thresholds by which a further one of several clouds is
     asked are stored under the identity `TIERS` and the name that `opening.tier_address` returns.
     """
     return _kept(_record("tuned", edge, identity, cloud))

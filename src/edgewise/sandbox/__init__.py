@@ -94,7 +94,7 @@ class Child:
     def ask(self, request: bytes) -> bytes:
         """Send a request to the process and return its reply.
 
-        Raises `ChildEnded` if the process ended or took too long. After any exception call `end`.
+        Raises `ChildEnded` if it ended, took too long or replied too much. On any error call `end`.
         """
         if not self._ready:
             with self._within(START_SECONDS):
@@ -118,7 +118,7 @@ class Child:
         self._close()
 
     def abandon(self) -> None:
-        """Close a fork's own ends of the pipes; its parent goes on using the child process."""
+        """Called in a fork of this process: close its pipes; the parent goes on using the child."""
         # It is no child of the fork, which could not wait for it.
         self._process.returncode = 0
         self._close()

@@ -45,7 +45,7 @@ class AnswerQueue:
         self.free = asyncio.Semaphore(slots)
 
     def enter(self) -> "QueuePlace":
-        """Return a new place; `leave` it at the end. Raises `ApiError` 429 if the queue is full."""
+        """Return a new place, which the caller has to `leave`. Raises `ApiError` 429 if full."""
         if self.running + self.waiting >= self.slots + self.queue:
             message = f"{self.running} answers are being written and {self.waiting} wait"
             raise come_back(
@@ -66,7 +66,7 @@ class QueuePlace:
         queue.waiting += 1
 
     async def acquire(self) -> None:
-        """Wait until a slot is free and take it. Give it back with `release`."""
+        """Wait until a slot is free, for as long as it takes, and take it; `release` frees it."""
         await self._queue.free.acquire()
         self._running = True
         self._queue.waiting -= 1
@@ -79,14 +79,14 @@ class QueuePlace:
             self.over.set_result(None)
 
     def release(self) -> None:
-        """Give the slot back when the answer has ended."""
+        """Free the slot that `acquire` took; `Answering.events` does this once its thread ended."""
         self._queue.running -= 1
         self._queue.free.release()
         self.over.set_result(None)
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """An event with the edge model's logprobs of some prompt ids; these come before all others."""
+    """An event with the edge model's logprobs of some prompt ids; such events come first."""
 
     scores: Sequence[Scored]
 

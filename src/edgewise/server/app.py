@@ -130,8 +130,8 @@ def make_app(
 ) -> FastAPI:
     """Return the web application for a loaded pair of models.
 
-    `callers` checks the keys for all but `/health` and the page (None: no keys). Web pages of
-    `origins` may send requests, too; `hosts` are the names allowed in the header Host (`ANY`: all).
+    `callers` (None: no keys) checks keys, but not for `/health`, `/openapi.json` and the page. Web
+    pages of `origins` may send requests, too; `hosts` are allowed in the header Host (`ANY`: all).
     """
     app = FastAPI(
         title="Edgewise",

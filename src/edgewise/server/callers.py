@@ -32,10 +32,10 @@ class Callers:
         self.answers: Counter[str] = Counter()
 
     async def check(self, request: Request) -> None:
-        """Check the key of a request and set `request.state.caller`; a dependency of FastAPI.
+        """Check a request's key and set `request.state.caller`; used as `Depends(callers.check)`.
 
-        Raises `ApiError` 401 for a missing or unknown key, and 403 for a key with a daily limit of
-        tokens: only `edgewise gateway` enforces such limits.
+        Without configured keys every request passes. Raises `ApiError` 401 for a missing or invalid
+        key, and 403 for one with a daily limit of tokens, which only `edgewise gateway` enforces.
         """
         key = self.find(request)
         if key is None:
@@ -52,7 +52,7 @@ class Callers:
         request.state.caller = Caller(self, key)
 
     def find(self, request: Request) -> Key | None:
-        """Return a request's key (`ANYBODY` without a key file); None if missing or invalid."""
+        """Return a request's key, `ANYBODY` without a key file; None if it is to be refused."""
         shown = shown_key(request)
         if self._api_key is None:
             return self.keys.find(shown)
@@ -78,10 +78,10 @@ class Caller:
     async def entered(self, queue: AnswerQueue) -> AsyncGenerator[QueuePlace]:
         """Hold a place in `queue` while the context is open; yield the place.
 
-        The place counts as a concurrent answer of its key until it is over, which may be after the
-        context. Charges the key for the request at once, and on closing for the tokens that `seen`
-        counted. Raises `ApiError` 429 if the queue is full, or at the key's limit of answers, or of
-        requests or ids a second.
+        The key is charged for the request at once, and when the context closes for the tokens that
+        `seen` counted. The place counts as one of the key's concurrent answers until its `over` is
+        done, which may be later. Raises `ApiError` 429 if the queue is full, or if the key has
+        reached its limit of concurrent answers, of requests a second or of token ids a second.
         """
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:
@@ -101,7 +101,7 @@ class Caller:
             place.leave()
 
     def read(self, prompt: Prompt) -> Prompt:
-        """Count a prompt's ids towards the key's rate; return it, with the key's name as owner."""
+        """Charge a prompt's ids to the key's rate; return it with the key's name as `owner`."""
         self._callers.limits.charge(self.key, len(prompt.ids))
         # The record of what was sent keeps the conversations of keys apart by it.
         return replace(prompt, owner=self.name)

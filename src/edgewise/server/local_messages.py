@@ -66,7 +66,7 @@ def _plain(text: str) -> bytes:
 
 
 class LocalAnswer:
-    """An answer to local messages; it is local too, so how it begins is remembered."""
+    """Remembers how an answer to local messages begins: it is local too, and may be sent back."""
 
     def __init__(self, known: "LocalMessages", owner: str) -> None:
         self._known, self._owner = known, owner
@@ -189,7 +189,7 @@ class LocalMessages:
         return seen
 
     def answered(self, messages: Iterable[Message], *, owner: str = "") -> None:
-        """Remember the local ones among `messages`, whose answer has begun, apart from `marked`.
+        """Remember the local ones of a request's `messages`; called when its answer begins.
 
         `owner` is the name of the client's API key ("" without a key file).
         """
@@ -198,7 +198,7 @@ class LocalMessages:
     def writing(self, text: str, *, owner: str = "") -> bool:
         """Remember how a local answer for `owner` begins; `text` is what is written of it by now.
 
-        Returns whether `text` has fewer than `BEGUN` bytes of letters and digits: then call again.
+        Returns whether more is needed: `text` has fewer than `BEGUN` bytes of letters and digits.
         """
         # Whatever has a longer beginning inside has this one.
         if letters := _letters(text)[:BEGUN]:

@@ -79,7 +79,7 @@ Block = Annotated[
 
 
 class AnthropicTurn(RoleTurn):
-    """A message."""
+    """A message of `/v1/messages`: a text, or a list of content blocks."""
 
     # Newer clients send `system` messages between the others, too.
     role: Literal["user", "assistant", "system"]
@@ -127,7 +127,7 @@ AnyTool = Annotated[
 
 
 class AnthropicToolChoice(Strict):
-    """Which tools the answer may or has to call."""
+    """Which tools the answer may call or, with `any` or `tool`, has to call."""
 
     type: Literal["none", "auto", "any", "tool"]
     name: Name | None = None

@@ -33,7 +33,7 @@ _ID = re.compile(
 
 
 def pair_of(request: Request) -> Answering:
-    """Return the loaded models, with their queue of answers, of the server that got `request`."""
+    """Return the `Answering` (models and queue of answers) of the server that got `request`."""
     return cast(Answering, request.app.state.answering)
 
 

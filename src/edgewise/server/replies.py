@@ -53,7 +53,7 @@ class Item(msgspec.Struct):
 class Writer(ABC):
     """Base class of the writer of one reply, in the form of the API that was called.
 
-    A writer is given the events of the answer and keeps its text in `items`.
+    `reply_with` calls `begun`, then `more` for each event and, unless chunks are streamed, `reply`.
     """
 
     end: ClassVar[str | None] = "[DONE]"
@@ -85,14 +85,14 @@ class Writer(ABC):
 
     @abstractmethod
     def more(self, event: AnswerEvent) -> Iterator[dict[str, Any]]:
-        """Yield the chunks of a stream for one event; keep the event's text."""
+        """Yield the chunks of a stream for one event; add its text to `items` (see `written`)."""
 
     @abstractmethod
     def reply(self, end: Finished) -> dict[str, Any]:
         """Return the whole reply, once `more` has had all events; `end` is the last of them."""
 
     def failed(self, error: ApiError) -> dict[str, Any]:
-        """Return the chunk for an error in the middle of a stream."""
+        """Return the chunk that reports an error in a begun stream; by default in OpenAI's form."""
         return error.body()
 
     def written(self, event: Token | Finished) -> Iterator[tuple[Item, str]]:
@@ -164,7 +164,7 @@ class ChunkWriter(Writer):
 
     @abstractmethod
     def opening(self) -> dict[str, Any] | None:
-        """Return a choice's fields for a first chunk without text; None if the API has none."""
+        """Return a choice's fields for a first chunk without text; None to send no such chunk."""
 
     @abstractmethod
     def piece(
@@ -422,8 +422,8 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
 async def admitted(request: Request) -> AsyncGenerator[QueuePlace]:
     """Hold a place in the server's queue while the context is open; yield the place.
 
-    The request counts towards its API key's limits. A slot acquired through the place has to be
-    released too. Raises `ApiError` 429 if the queue is full or the key has reached a limit.
+    The request counts towards its API key's limits. Whoever acquires a slot by the place must
+    `release` it. Raises `ApiError` 429 if the queue is full or the key has reached a limit.
     """
     async with caller_of(request).entered(pair_of(request).queue) as place:
         yield place

@@ -77,9 +77,9 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that reads its JSON body strictly.
+    """A route that checks the API key first, and refuses a JSON body with NaN in it.
 
-    Raises `ApiError` 401 or 403 for the key, 415 for a compressed body, before FastAPI reads it.
+    Before it reads the body it raises `ApiError` 401 or 403 for the key, 415 for a compressed body.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -99,7 +99,7 @@ class JsonRoute(APIRoute):
 class Strict(BaseModel, extra="allow", strict=True):
     """Base class of request objects: refuses unknown fields, and values of a wrong type.
 
-    An unknown field is accepted if it is null or named in `ignores` (see `ignored_names`).
+    An unknown field is accepted if it is null, or if `ignores`, which subclasses set, names it.
     """
 
     ignores: ClassVar[frozenset[str]] = frozenset()
@@ -113,7 +113,7 @@ class Strict(BaseModel, extra="allow", strict=True):
         return self
 
     def ignores_field(self, name: str) -> bool:
-        """Return whether an unknown field of this name is ignored."""
+        """Return whether an unknown field is ignored, not refused; subclasses may override this."""
         return name in self.ignores
 
     def ignored_names(self) -> list[str]:
@@ -133,7 +133,7 @@ class IgnoredObject(Strict, extra="ignore"):
 
 
 class Returned(Strict):
-    """A part of an earlier answer, sent back: unknown fields but `edgewise` are ignored."""
+    """A part of an earlier answer, sent back: ignores unknown fields, but refuses `edgewise`."""
 
     def ignores_field(self, name: str) -> bool:
         # A mark that is not honoured here, since messages alone have it, must not be lost.
@@ -319,7 +319,7 @@ def max_entries(most: int) -> BeforeValidator:
 
 
 class RoleTurn(Strict):
-    """A message with a role. In an assistant's message most unknown fields are ignored."""
+    """A message. The assistant's ignores unknown fields other than `audio` and `function_call`."""
 
     role: Any
     # If set, only trusted clouds may see the message and what follows it.
@@ -370,7 +370,7 @@ class FunctionDefinition(Strict):
     """A function that an answer may call with arguments that follow the JSON schema `parameters`.
 
     Schema keywords that the grammar does not support are refused if the function is `strict`,
-    otherwise ignored and named in a header.
+    otherwise ignored and named in the header `X-Edgewise-Ignored`.
     """
 
     name: Name

@@ -289,7 +289,7 @@ class TextServer(ABC):
         """Return fields to add to the request: for each purpose a list of alternatives.
 
         The first purpose is to switch reasoning off. Of each list the client adds the first
-        alternative that the API has not declined. Where that may be nothing, the last one is empty.
+        alternative that the API has not declined. An empty last one adds nothing.
         """
         return ()
 

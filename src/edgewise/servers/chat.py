@@ -60,7 +60,7 @@ class ChatServer(OpenAiReplies):
 
 
 def temperature_of(drawn: Mapping[str, Any]) -> Fields:
-    """Return `temperature` and, if below 1, `top_p` of `drawn`."""
+    """Return `temperature` and, if below 1, `top_p` of `drawn`, fields of a request with both."""
     # Some models take one of the two at most.
     filters = {} if drawn["top_p"] == 1 else {"top_p": drawn["top_p"]}
     return {"temperature": drawn["temperature"], **filters}

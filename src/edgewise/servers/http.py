@@ -89,7 +89,7 @@ def client_options(
 
 
 def hung_up(error: BaseException) -> bool:
-    """Return whether an open connection was closed before any reply, or broke at any time."""
+    """Return whether `error` says that an open connection broke, or closed before any reply."""
     if isinstance(error, _PROTOCOL):
         # Other errors of this class mean that a reply came, though an unreadable one.
         return "disconnected" in str(error)

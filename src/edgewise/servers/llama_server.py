@@ -155,22 +155,22 @@ class LlamaCppServer(IdServer, EdgeServer):
         return verification_of(block, self.completed(data), written=len(block))
 
     def is_inside(self, data: bytes, token: int) -> bool:
-        """Return whether the server wrote `token` alone and reports no logprobs of it.
+        """Return whether a reply to `score` has `token` alone, and no logprobs of it.
 
-        So it does with a token that ends inside a character. Raises `Fault`.
+        This is what the server sends for a token that ends inside a character. Raises `Fault`.
         """
         reply = decoded(data, _Reply)
         return reply.tokens == [token] and not reply.completion_probabilities
 
     def score_inside(self, asked: Wanted) -> Request:
-        """Return the request to score the last of `asked.ids` if the first reply `is_inside`."""
+        """Return the request that scores the last of `asked.ids` where `score` could not."""
         # Made to write ASCII instead, the server reports candidates, and the id may be one of them.
         plain = {**GREEDY, "grammar": "root ::= [ -~]+"}
         request = self.complete(asked._replace(ids=asked.ids[:-1], n=1, drawn=plain))
         return request.having(n_probs=self.top)
 
     def scored_inside(self, data: bytes, token: int) -> Completion:
-        """Return a `Completion` with the verdict on the `token` that `score_inside` sent.
+        """Return a `Completion` with the verdict on `token`, from a reply to `score_inside`.
 
         A token outside the 100 likeliest gets the logprob of the 100th, as a bound. Raises `Fault`.
         """

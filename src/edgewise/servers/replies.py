@@ -50,7 +50,7 @@ class Meter(msgspec.Struct):
 
     @property
     def written(self) -> int | None:
-        """Output tokens billed."""
+        """Output tokens billed; None if not reported."""
         if self.completion_tokens is None or self.prompt_tokens is None:
             return self.completion_tokens
         # Gemini counts those of its reasoning in the total alone.
@@ -159,7 +159,7 @@ def verification_of(ids: Sequence[int], told: Completion, *, written: int) -> Co
 def logprob_of(token: int, top: Sequence[tuple[int, float | None]], most: int) -> float | None:
     """Return the logprob of `token` in `top`, else that of the least likely candidate as a bound.
 
-    For a token outside `top` it is None if fewer than `most` have a logprob: that is no bound.
+    None for a token outside `top` if fewer than the `most` candidates requested have a logprob.
     """
     known = {one: value for one, value in top if value is not None}
     return known.get(token, min(known.values()) if len(known) >= most else None)

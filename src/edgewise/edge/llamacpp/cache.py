@@ -65,10 +65,11 @@ class LlamaContext:
         last: bool = False,
         at: int = 0,
     ) -> int:
-        """Put ids of a sequence into the batch, from its position `start` on.
+        """Put `ids` of sequence number `sequence` into the batch, the first at position `start`.
 
-        The first `at` ids of the batch stay, the others are dropped. Logits are computed for
-        `every` id, for the `last`, or for none. Returns the last id's index in the batch.
+        The first `at` ids of the batch stay, the others are dropped. Outputs are computed for each
+        of `ids` with `every`, for the last with `last`, else for none. Returns the index in the
+        batch of the last id.
         """
         end = self._batch.n_tokens = at + len(ids)
         for index in range(at, end):
@@ -248,7 +249,7 @@ def examine(context: LlamaContext) -> tuple[int, bool]:
     """Run a few ids through a recurrent model; return a checkpoint's size and `hidden`.
 
     The size is in bytes. `hidden` is whether the model returns correct logits together with hidden
-    states. The context is empty before and after. Raises `ModelError`.
+    states. The context must be empty, and is empty afterwards. Raises `ModelError`.
     """
     sequence, rows = LlamaSequence(context, 0), list[Floats]()
     # For some hybrids (LFM2) llama.cpp leaves the head out where hidden states are asked for, and

@@ -72,8 +72,9 @@ def load_weights(
 ) -> Any:
     """Load the model in the GGUF at `path`; return llama.cpp's handle, which the caller frees.
 
-    `gpu_layers` is how many layers go to a GPU ("auto": all, if there is one). `vocabulary_only`
-    loads no weights. Raises `ModelError` for a bad file, `UsageError` without the GPU build.
+    `gpu_layers` is how many layers go to a GPU ("auto": all, if there is one); more than 0 raise
+    `UsageError` if llama.cpp is built for CPUs. `vocabulary_only` loads no weights. Raises
+    `ModelError` for a bad file.
     """
     with path.open("rb") as file:
         begin = file.read(9)
@@ -247,7 +248,7 @@ def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
     """Load a file in a child process, unless it is bundled or passed before.
 
     With `vocabulary_only`, only the tokenizer is loaded. Raises `ModelError` if the child dies,
-    takes too long, or says that llama.cpp refuses the file. If no child can start, logs a warning.
+    takes too long, or says that llama.cpp refuses the file. If none can start, only logs a warning.
     """
     # Edgewise's own files need no test.
     if path.resolve().parent == bundled("edge").resolve().parent:

@@ -104,7 +104,7 @@ class LlamaModel(EngineModel):
         llama_cpp.llama_model_free(self._model)
 
     def new_context(self, sequences: int) -> LlamaContext:
-        """Create a context of `sequences` times `self.context` ids; close it before this model."""
+        """Create a context for `sequences` times `self.context` ids; close it before the model."""
         # Found by each context for itself: they may run at the same time.
         threads = self._options.threads or Threads(self.threads)
         return new_context(

@@ -70,7 +70,7 @@ class SharedSlots(Slots):
         _passes().rest(self, session)
 
     def share(self) -> list[_Queued]:
-        """Remove the runs of the next pass from the queue `line`; return them by sequence number.
+        """Remove the runs of the next pass from the queue `line`; return them sorted by sequence.
 
         A pass has all runs that wait for steps (as many as fit), or a single run over a prompt's
         ids; if both wait, they take turns.
@@ -98,7 +98,7 @@ class SharedSlots(Slots):
         return sorted(taken, key=lambda one: self.order[one.run.cache])
 
     def compute(self, taken: Sequence[_Queued]) -> None:
-        """Run one pass over `taken`; wake the threads that wait, with their steps or an error."""
+        """Run one pass over `taken` (from `share`); wake the waiting threads with the outcome."""
         begun = time.monotonic()
         with self.lock:
             self._pass([one for one in taken if self._started(one)])

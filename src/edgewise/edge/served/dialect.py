@@ -91,7 +91,7 @@ class Dialect:
     def context(self) -> int:
         """Return the most ids of a prompt and its answer together.
 
-        Raises `UsageError` if the context that the user set is larger.
+        Raises `UsageError` if the setting `ctx` asks for more.
         """
         replies = [self.server.found(one) for one in self.kind.loaded(self.described)]
         context, unused = self.kind.context(self.described, *replies)
@@ -112,7 +112,7 @@ class Dialect:
         """Stream the tokens that the model writes greedily after `ids`, at most `tokens` of them.
 
         `top` is the number of candidates (likeliest ids) for each. The stream ends early at a
-        token that comes without candidates, or whose text is no id's. Closing the generator cancels
+        token without candidates, or with a text that no id has. Closing the generator cancels
         the request. `seed` is a random number of the session; it changes no token (see `overrun`).
         """
         if self.kind.chunk is not None:
@@ -157,9 +157,9 @@ class Dialect:
                     return
 
     def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken | None:
-        """Request one token after `ids`, where `stream` ended for lack of candidates; return it.
+        """Request the one token after `ids` of which `stream` got no candidates, and return it.
 
-        None if the server has no such request; then call `stream` again. `top`, `seed`: as there.
+        None if it has no such request; then call `stream` again. `top` and `seed`: as for `stream`.
         """
         wanted = self._whole_of(list(ids), 1, top, seed)
         if (asked := self.kind.single(wanted, self.end.token)) is None:
@@ -174,7 +174,7 @@ class Dialect:
     def overrun(self, seed: int) -> int | None:
         """Wait until the server frees the slot of the stream with this `seed`, at most `LINGER` s.
 
-        Returns how many tokens the stream had written, as the server counts; None if it lists none.
+        Returns how many tokens the stream had written by the server's list; None if unlisted.
         """
         # A server notices only at its next token that a stream is closed. Until then the session's
         # next request would be given another slot, without the KV cache.
@@ -340,7 +340,7 @@ def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
     """Find out which of `SERVERS` runs at `server`; return the model there as a `Dialect`.
 
     `model` is the model's name (None: the server's only one), `context` the wanted context in ids.
-    Raises `UsageError` if the server lacks one of them, `EdgeError` if it is none of `SERVERS`.
+    Raises `UsageError` without such a model or context, `EdgeError` if none of `SERVERS` answers.
     """
     for kind in SERVERS:
         if (described := described_at(kind, server, model, context)) is not None:
@@ -357,7 +357,7 @@ def described_at(
 ) -> ServedModel | None:
     """Return what `server` says of the model; None if it is not a server of this `kind`.
 
-    `model` and `context` are described at `found_at`. Raises `UsageError` if the server lacks them.
+    `model` and `context`, and the `UsageError` if the server lacks them, are as for `found_at`.
     """
     first, *others = kind.asks
     if (reply := server.found(first)) is None:

@@ -62,7 +62,7 @@ class Server:
     def found(self, request: Request) -> bytes | None:
         """Send a request, and return the reply's body; None if its status is not 200.
 
-        Raises `EdgeError` without a reply, for a refused key, a redirect, or status 503 (loading).
+        Raises `EdgeError` if no reply comes, for a refused key or a redirect, and for status 503.
         """
         with self._sent(request) as response:
             self.connection = response.extensions["network_stream"]
@@ -203,7 +203,7 @@ class Server:
 class Lines:
     """The lines of a streamed response as bytes, without empty lines and comments.
 
-    Raises `EdgeError` if `PATIENCE` seconds pass without a call of `token`.
+    Iterating raises `EdgeError` once `PATIENCE` seconds pass without a call of `token`.
     """
 
     def __init__(self, server: Server, response: httpx2.Response) -> None:
@@ -211,7 +211,7 @@ class Lines:
         self._since = time.monotonic()
 
     def token(self) -> None:
-        """Note that a token came in these lines: the time limit for the next one begins."""
+        """Restart the time limit; called by the reader whenever the lines brought a token."""
         self._since = time.monotonic()
 
     def __iter__(self) -> Generator[bytes]:

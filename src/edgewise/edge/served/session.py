@@ -33,10 +33,7 @@ class TopStep(Step):
     def __init__(
         self, ids: Ids, logprobs: Floats, written: Written | None, size: int, *, position: int
     ) -> None:
-        """Take `ids`, the k likeliest of `size` ids, best first, and their `logprobs`.
-
-        `written` is None unless the session needs text.
-        """
+        """Take the k likeliest `ids` of `size`, best first; `written` is None if not needed."""
         self.position, self.size = position, size
         self.proposed = int(ids[0])
         self._ids, self._logprobs, self._written = ids, logprobs, written

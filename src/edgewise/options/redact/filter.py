@@ -35,11 +35,11 @@ _log = logging.getLogger(__name__)
 
 
 class Local(Blocked):
-    """Raised for a text that has a word of a class set to "local": it must not be sent."""
+    """Raised for a text with a word of a class that setting `redact` marks local (iban=local)."""
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
-    """Return the detectors of `rules` by class, such as "email". `UsageError` if one is missing."""
+    """Return a detector per class of `rules`, such as "email". `UsageError` if a class has none."""
     return {
         name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
         for name in rules.treatments
@@ -59,10 +59,10 @@ class Redacted:
         self.name = f"redacted: {rules}"
 
     def local_only(self, before: Context) -> bool:
-        """Return whether the text `before` the answer has a word of a class set to "local".
+        """Return whether the conversation in `before` has a word that is to stay on the device.
 
-        The answer is then sent only to trusted clouds (setting `trust`), if there are any. False
-        if a detector failed: `of` then raises `Blocked`.
+        Setting `redact` marks its class (iban=local). Then only clouds on hosts in setting `trust`
+        are sent anything of the conversation. False if a detector failed: `of` raises `Blocked`.
         """
         try:
             return isinstance(self._seen(before), Local)
@@ -71,7 +71,7 @@ class Redacted:
             return False
 
     def of(self, before: Context) -> "RedactedContext":
-        """Return the text `before` an answer, redacted. Raises `Blocked` if it may not be sent."""
+        """Return the conversation in `before`, redacted. Raises `Blocked` if it may not leave."""
         seen = self._seen(before)
         if isinstance(seen, Local):
             raise seen
@@ -80,8 +80,8 @@ class Redacted:
     def find(self, text: str) -> list[Span]:
         """Return where private words stand in `text`, even if written in unusual characters.
 
-        The spans come in no order and may overlap. Raises `Local` if a word's class is set to
-        "local", and `Blocked` if a detector fails, takes too long, or returns an invalid span.
+        The spans come in no order and may overlap. Raises `Local` for a word of a class marked
+        local, and `Blocked` if a detector fails, takes too long, or returns an invalid span.
         """
         if not text:
             return []

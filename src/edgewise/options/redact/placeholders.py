@@ -166,10 +166,10 @@ class Placeholders:
     def restored(self, reply: str, *, begun: str, ended: bool) -> Restored:
         """Return the cloud's `reply` with each placeholder replaced by its word.
 
-        The text ends early before an unknown placeholder, or an incomplete one at the end; if the
-        reply has `ended`, only a clear beginning of one counts. `begun` is the answer before the
-        reply, with its words restored. Inside a tool call, URL or link a placeholder is kept unless
-        its word is there already.
+        The text ends early before an unknown placeholder, or an incomplete one at the end. With
+        `ended` the reply is complete: an end that only may be half of one is then kept. `begun` is
+        the answer before the reply, with its words restored. Inside a tool call, URL or link a
+        placeholder is kept unless its word is there already.
         """
         words = {name: word for word, name in self.names.items()}
         half = self._forms.open_from(reply)
