@@ -289,7 +289,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def next_answer(self, budget: Budget, wasted: int = 0) -> Budget:
         """Return the budget for the conversation's next answer, with nothing spent of its cap.
 
-        With a cloud share the answer's `wasted` tokens (`Clouds.wasted`) are subtracted.
+        With a `cloud_share` the answer's `wasted` tokens (`Clouds.wasted`) leave the bucket.
         """
         # Only here: their number depends on the link, which must decide nothing within the answer.
         wasted = 0 if self.cloud_share is None else wasted
