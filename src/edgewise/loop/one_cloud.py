@@ -110,7 +110,7 @@ class CloudConsults:
     """One answer's requests to one cloud. The answer's thread owns it; replies come in any thread.
 
     `waited` seconds were spent waiting for replies. `charged` counts the tokens asked for, except
-    in requests that failed early. `ignores_breaker`: requests go though the breaker is open.
+    in requests that failed before their deadline. `ignores_breaker`: an open breaker stops none.
     """
 
     def __init__(
