@@ -136,7 +136,7 @@ def _interruptible() -> Generator[Callable[[], bool]]:
 
 
 def painted(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield `events` unchanged; print their text, at the end also why a consult failed, if any."""
+    """Yield `events` and print their text, the cloud's in colour; at the end, the first failure."""
     problem: str | None = None
     for event in events:
         if isinstance(event, Token):

@@ -86,9 +86,9 @@ class Step(ABC):
 
     @property
     def written(self) -> Written:
-        """The ids before the position, as `Written`.
+        """All ids before the predicted position, those of the prompt too, as `Written`.
 
-        Raises `StaleStepError` unless the session was opened with `Needs.TEXT`.
+        Raises `StaleStepError` at once unless the session was opened with `Needs.TEXT`.
         """
         if self._written is None:
             raise StaleStepError("This step was computed without its text.")

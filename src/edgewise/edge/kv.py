@@ -124,7 +124,7 @@ class Slots:
     def rest(self, session: "KvSession") -> None:
         """Called by a session whose next run is some time away. Does nothing here.
 
-        Slots that batch sessions override it: their passes wait for `session` no more.
+        Where one pass runs several sessions, none waits for `session` until it runs again.
         """
 
     def reserve(self) -> None:

@@ -77,7 +77,7 @@ class SequenceCache(ABC):
 
     @property
     def decodes(self) -> int:
-        """Number of decodes so far; the rows of a run are views, valid until this changes."""
+        """Decodes so far into the memory that rows of `run` view: a change makes them invalid."""
         return self._runs
 
     @property

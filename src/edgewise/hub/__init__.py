@@ -20,9 +20,10 @@ class HubAddress(NamedTuple):
 
 
 def is_plain(name: str) -> bool:
-    """Return whether a path stays below its folder: relative, without `..`, colon or backslash.
+    """Return whether `name` is a relative path that stays below its folder on any system.
 
-    False also for unprintable characters, more than 1000, or more than 255 between two slashes.
+    No part may be empty or only dots and blanks, or longer than 255 characters; all of it must be
+    printable, without colon and backslash, and have at most 1000 characters.
     """
     parts = name.split("/")
     return (

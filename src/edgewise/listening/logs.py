@@ -65,9 +65,9 @@ def _kind(record: logging.LogRecord) -> str | None:
 
 @contextmanager
 def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
-    """Write the lines of all loggers, from `level` on, to stderr while the block runs.
+    """Write log lines from `level` on, and Python's warnings, to stderr while the block runs.
 
-    `form` is json (an object a line) or plain.
+    `form` is json (an object a line) or plain. uvicorn logs warnings and worse; floods are thinned.
     """
     import structlog
 

@@ -74,11 +74,11 @@ class Clouds:
         return refused if self._flying is None else self._flying[1].ask
 
     def outcome(self, flight: Flight, index: int) -> tuple[Completion | CloudError, Consult]:
-        """Wait for the verdicts of the first cloud, the nearest, on a block of draft tokens.
+        """Wait for the nearest cloud's verdicts on a block of draft tokens, and charge them.
 
-        `flight` is the request that `verify` returned, which is counted as finished; `index` is the
-        place of the block's first token in the answer, from 0. Returns the verdicts, or the error
-        instead of them, and the event that reports the request.
+        `flight` is what `verify` returned: call this once for each. `index` is the place of the
+        block's first token in the answer, from 0. Returns the verdicts, or the error instead of
+        them, and the event that reports the request.
         """
         nearest = self._clouds[0]
         nearest.counts.wanted += 1

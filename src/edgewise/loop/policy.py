@@ -148,7 +148,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def excludes_edge(self) -> bool:
-        """Whether no edge token may stand in: `cloud_share` is 1, `on_cloud_error` is "raise"."""
+        """Whether all is the cloud's: `cloud_share` is 1 and `on_cloud_error` is "raise"."""
         return self.on_cloud_error == "raise" and self.cloud_share == 1
 
     def may_ask(self, budget: Budget) -> bool:

@@ -79,7 +79,7 @@ class QueuePlace:
             self.over.set_result(None)
 
     def release(self) -> None:
-        """Free the slot that `acquire` took; `Answering.events` does this once its thread ended."""
+        """Free the slot that `acquire` took, once; for an answer `Answering.events` calls it."""
         self._queue.running -= 1
         self._queue.free.release()
         self.over.set_result(None)

@@ -127,8 +127,8 @@ class Writer(ABC):
 class UsageCounts:
     """Token counts of an answer, for the field `usage` of each API.
 
-    `prompt` counts prompt tokens, `cached` those in the edge's KV cache, `written` the tokens
-    of the answer. `own` is a dict of the other fields of `Usage`, for the field `edgewise`.
+    `prompt`: its tokens; `cached`: those of them that were in the edge's KV cache before;
+    `written`: tokens of the answer. `own`: `Usage`'s other fields, a reply's field `edgewise`.
     """
 
     def __init__(self, usage: Usage) -> None:
