@@ -111,16 +111,16 @@ BUDGET = {
     "edgewise/options": 2_176,
     "edgewise": 3_284,
     "edgewise/cli": 2_393,
-    "edgewise/cloud": 3_910,
+    "edgewise/cloud": 3_909,
     "edgewise/costs": 658,
     "edgewise/edge": 4_489,
     "edgewise/engines": 1_870,
     "edgewise/gateway": 1_610,
     "edgewise/grammar": 963,
-    "edgewise/hub": 791,
+    "edgewise/hub": 792,
     "edgewise/keys": 706,
     "edgewise/listening": 712,
-    "edgewise/loop": 2_771,
+    "edgewise/loop": 2_770,
     "edgewise/prompts": 1_109,
     "edgewise/routers": 1_045,
     "edgewise/sandbox": 245,
@@ -135,7 +135,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sums below are budgets too."""
 
-SUMS = {"src/edgewise": 34_849, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_200}
+SUMS = {"src/edgewise": 34_848, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_200}
 PRODUCT_FILES = 181
 
 
