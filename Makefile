@@ -3,6 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # A test that waits for an event that does not come fails.
 PYTEST := pytest --timeout 400
+# Slow tests lie together: who has none left takes from who has.
+SPREAD := -n auto --dist worksteal
 
 # `make native` builds edgewise-llama for this processor, of the source of xllamacpp; told CMAKE_ARGS,
 # llama-cpp-python with those.
@@ -69,10 +71,10 @@ demo: install  ## install, then run the bundled pair on held-out questions
 	touch $@
 
 test: .venv/tested  ## run the tests: the same in every run
-	$(BIN)/python -m $(PYTEST) -n auto -m "not deep"
+	$(BIN)/python -m $(PYTEST) $(SPREAD) -m "not deep"
 
 test-deep: .venv/tested  ## run all tests, slow ones and real servers too, on random examples
-	$(BIN)/python -m $(PYTEST) -n auto --hypothesis-profile=deep
+	$(BIN)/python -m $(PYTEST) $(SPREAD) --hypothesis-profile=deep
 
 .venv/torch: .venv/tested
 	$(BIN)/python -m pip install --quiet --editable '.[lab,pocket,transformers]'

@@ -38,7 +38,7 @@ TEXTS = (
     "<|im_start|>user\nwho? <|im_end|>\n </s> c <s><|end|>",
     "<unk> <0x41> ▁a Ġthe \x00 \ufffd",
     "\n\n x naïve 日本語 🙂🙂 a\tb  c it's 3.14% \u200b",
-    *(text for one in pocketqa().questions for text in (one.prompt, one.reference)),
+    *(text for one in pocketqa().questions[::8] for text in (one.prompt, one.reference)),
 )
 TALK = (
     Message("system", "Be brief."),
