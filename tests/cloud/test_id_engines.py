@@ -137,6 +137,19 @@ def test_a_salt_is_sent_where_it_has_one(server: ScriptedEngine, cloud: EngineCl
     assert "cache_salt" not in server.requests[-1].body
 
 
+def test_who_cannot_be_asked_declines_no_salt(server: ScriptedEngine, cloud: EngineCloud) -> None:
+    """Or tenants would share the cache of an engine that ignores it, and was away for a moment."""
+    written = Writing(ids=[97], logprobs=[-0.5], top=[[(97, -0.5)]])
+    dialect = DIALECTS[server.speaks]
+
+    def away_for_numbers(body: Any) -> tuple[int, object]:
+        return (503, b"") if body.get("cache_salt") == 0 else (200, dialect.reply(written))
+
+    server.replies[dialect.path] = away_for_numbers
+    cloud.check_vocabulary(ByteTokenizer())
+    assert not cloud.engine.salted
+
+
 def test_an_end_that_is_kept_is_the_edges(server: ScriptedEngine, cloud: EngineCloud) -> None:
     cloud.check_vocabulary(ByteTokenizer())
     write(server, ids=[], logprobs=[], top=[], ended=True, cached=None, computed=None)

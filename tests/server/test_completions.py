@@ -90,6 +90,9 @@ def test_logprobs_of_prompt_and_answer_are_one_list(url: str) -> None:
     # What is likeliest is its own candidate, to the bit: evaluations compare them.
     assert all(one <= max(of.values()) for one, of in zip(logprobs, tops, strict=True))
     assert logprobs[-1] == max(tops[-1].values())
+    none = continued(url, **asked | {"logprobs": 0})["choices"][0]["logprobs"]
+    assert none["token_logprobs"] == told["token_logprobs"]
+    assert not any(none["top_logprobs"])
     by_id = continued(url, **asked | {"prompt": [[*range(3, 9)]]})["choices"][0]["logprobs"]
     assert len(by_id["tokens"]) == 9
     first = data_of(post(url, "v1/completions", **PROMPTED | asked, stream=True).text)[0]

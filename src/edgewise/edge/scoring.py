@@ -32,7 +32,7 @@ def scored(
 ) -> Generator[Sequence[Scored], None, None]:
     """Score `ids` in a new session of `model`; yield them in batches, one `Scored` for each id.
 
-    `top`, at least 1, is the number of likeliest ids to return for each position. Close the
+    `top` is the number of likeliest ids to return for each position. Close the
     generator to stop early. Raises as `EdgeModel.session` and `EdgeSession.steps` do.
     """
     session = model.session(Needs.NOTHING)

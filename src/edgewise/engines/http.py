@@ -271,18 +271,20 @@ class HttpEngine(Endpoint, Engine):
         """
         wanted = await self._wanted(ids, 1)
 
-        async def takes(salt: object) -> bool:
+        async def takes(salt: object) -> bool | None:
             try:
                 await self.send(self.server.complete(wanted._replace(salt=salt)))
-            except CloudError:
+            except CloudRejected:
                 return False
+            except CloudError:
+                return None
             return True
 
         if not self.server.salts:
             return False
         text, number = await parallel(takes("edgewise-probe"), takes(0))
-        # A server that ignores the field takes both.
-        return text and not number
+        # A server that ignores the field takes both. One that could not be asked declined nothing.
+        return bool(text) and number is False
 
     async def model_name(self) -> str | None:
         """Return the model's name, requested unless known; None if the engine reports none."""
