@@ -1,4 +1,4 @@
-"""95 % intervals (low, high) by paired bootstrap: 10,000 resamples of questions, always alike."""
+"""95 % intervals (low, high) by paired bootstrap: always the same 10,000 resamples of questions."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -37,7 +37,8 @@ def gap_recovered(
 ) -> tuple[float, Interval] | None:
     """Return (pair - edge) / (cloud - edge), of accuracies, and its interval; None without a gap.
 
-    Resamples without a gap widen the interval on both sides: above 2.5 % its ends are infinite.
+    The arguments say for each question whether it was answered right. Resamples without a gap widen
+    the interval on both sides: with more than 2.5 % of them its ends are infinite.
     """
     answers = [edge, pair, cloud]
     found = _recovered(np.mean(answers, axis=1))
