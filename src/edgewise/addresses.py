@@ -1,8 +1,8 @@
 """Model addresses: from what a user writes to a GGUF file or a model's folder on this disk.
 
-    bundled                      one of the pair that ships with Edgewise
-    ./model.gguf                 a file's path; if it also reads as a form below, as owner/repo
-                                 does, it is refused unless it begins with ./, ../, / or ~
+    bundled                      the edge or the cloud model of the pair that ships with Edgewise
+    ./model.gguf                 a file's path; one that could also be an address below, such as
+                                 owner/repo, must begin with ./, ../, / or ~
     smollm2, qwen2.5-coder-0.5b  the short name of a model in `edgewise.hub.known`
     ollama:qwen3:0.6b            the file of a model that Ollama has on this disk
     lmstudio:Qwen3-0.6B          ... that LM Studio has
@@ -99,14 +99,15 @@ def bundled(part: Part) -> Path:
 
 
 def is_url(address: str) -> bool:
-    """Whether `address` is a server's URL, with a scheme: not hf://..., nor a model's web page."""
+    """Whether `address` is a server's URL; False for hf://... and for a page about a model."""
     return "://" in address and not address.startswith("hf://") and _pasted(address) is None
 
 
 def with_scheme(address: str) -> str:
-    """Return `address`, after `http://` if it is this device's host and port, as localhost:80.
+    """Return `address`, with `http://` in front of a host and port of this machine (localhost:80).
 
-    The hosts 0.0.0.0 and [::] are replaced by 127.0.0.1 and [::1] if a port follows.
+    These hosts are localhost, 127.x.x.x and [::1]. Before a port 0.0.0.0 and [::], where servers
+    listen, are replaced by 127.0.0.1 and [::1].
     """
     if found := _ANYWHERE.match(address):
         here = "127.0.0.1" if found[2].startswith("0") else "[::1]"
@@ -116,15 +117,15 @@ def with_scheme(address: str) -> str:
 
 
 def without_endpoint(url: str) -> str:
-    """Return `url` (or a URL's path) without an API endpoint at its end: /v1, /v1/models, ..."""
+    """Return `url` (or a URL's path) without an endpoint at its end, such as /v1 or /v1/models."""
     # Only the end is cut: no parser changes the rest between a check and a connection.
     return _ENDPOINT.sub("", url).rstrip("/")
 
 
 def each(addresses: str) -> list[str]:
-    """Split a comma-separated list of clouds' addresses, and complete each as `with_scheme` does.
+    """Split a comma-separated list of cloud addresses; complete each as `with_scheme` does.
 
-    If a file or folder has the whole text as its path, the list has only this path, unchanged.
+    If the whole text is the path of a file or folder, return a list of this path alone, unchanged.
     """
     if os.path.exists(from_home(addresses)):
         return [addresses]
@@ -157,7 +158,10 @@ def is_path(name: str) -> bool:
 
 
 def local_folder(name: str) -> Path | None:
-    """Return folder `name`, or None. Raises `AddressError` if it also names a model elsewhere."""
+    """Return the path of the folder `name`, with ~ replaced; None if there is no such folder.
+
+    Raises `AddressError` if there is one, but `name` can also mean a model elsewhere (owner/repo).
+    """
     return from_home(name) if name and _is(name, Path.is_dir) else None
 
 
@@ -181,8 +185,8 @@ def hub_address(address: str) -> HubAddress | None:
 def resolve(address: str, role: Role) -> Path:
     """Return the GGUF file that `address` names, downloaded if need be; of a split file, part 1.
 
-    `role` is the setting that holds the address. Errors name it. "bundled" is the edge model for
-    "edge", the cloud model for both other roles. Raises `AddressError`.
+    `role` is the setting with the address, for errors. The address "bundled" is the edge model for
+    the role "edge", else the cloud model. Raises `AddressError` if it cannot get the file.
     """
     if address == "bundled":
         return bundled("edge" if role == "edge" else "cloud")
@@ -273,11 +277,11 @@ def model_files(address: str) -> ModelFiles | None:
 
 
 def resolve_folder(address: str, reads: tuple[str, ...]) -> tuple[Path, str]:
-    """Return the path of the folder of the model at `address`, and that folder's name.
+    """Return the path of the folder that holds the model at `address`, and the model's name.
 
     From a hub repository the files are downloaded whose names end with one of `reads` (but no
-    `consolidated*`); the name is the repository's, without its owner, or that of the folder that
-    `address` names in it. Raises `AddressError`.
+    `consolidated*`). The name is that of the folder, or of the repository without its owner. Raises
+    `AddressError` if `address` is neither, or if a download fails.
     """
     if folder := local_folder(address):
         return folder, folder.resolve().name

@@ -30,7 +30,7 @@ PROMPT, ANSWER = 500, 300
 """Tokens of the prompt and of the answer in the typical conversation."""
 
 TYPICAL_CHANGED = 0.5
-"""The share d of consults that change the edge's token, assumed without a measurement of the pair:
+"""The share of consults that change the edge's token, assumed without a measurement of the pair:
 docs/results.md."""
 
 CORRECTED, BLOCK = {"on": 0.034, "exact": 0.062}, 5
@@ -69,9 +69,9 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """The advice and the figures behind it.
 
     `edge`, `routing` and `streaming` are the seconds per token of the edge model alone, of the
-    pair, and of the cloud model alone, which streams its answer (None: not measured). `cost_ratio`
-    is what the pair costs over what streaming costs, None without a price or if streaming is free.
-    `sentences` are one each about speed, cost and what to do.
+    pair, and of the cloud model alone, which streams its answer (None: not measured). `fastest`
+    names the least of them. `cost_ratio` is the pair's cost divided by the cost of streaming; None
+    without a price, or if streaming is free. `sentences` are on speed, on cost, and on what to do.
     """
 
     fastest: System
@@ -86,13 +86,13 @@ class MeasuredConditions(msgspec.Struct, frozen=True, kw_only=True):
     """The measured inputs of this module's formulas; times are in seconds.
 
     `step` is the edge model's time per token, and `cloud_token` the cloud model's when it streams
-    (None: not measured). A consult (a request to the cloud model) takes `round_trip` on the link
-    and `consult` in the engine. `asked` (p) is the share of tokens that the router asks the cloud
-    for or, where the cloud verifies, that it corrects. `changed` (d) is the share of consults whose
-    completion differs from the edge's token, and `speculate` the most draft tokens that the edge
-    writes during a consult. When a prompt is sent again, the provider has the share `cached` of it
-    in its cache. `verify` is the time to verify a block of `BLOCK` draft tokens, round trip
-    included; None if the cloud does not verify.
+    (None: not measured). A consult (one question to the cloud model) takes `round_trip` on the link
+    and `consult` in the engine. `asked` is the share of the answer's tokens for which a router asks
+    the cloud or, if the cloud verifies, of those that it corrects. `changed` is the share of
+    consults whose completion differs from the edge's token, and `speculate` the most draft tokens
+    that the edge writes during a consult. When a prompt is sent again, the provider has the share
+    `cached` of it in its cache. `verify` is the time to verify a block of `BLOCK` draft tokens,
+    round trip included; None if the cloud does not verify.
     """
 
     step: float
@@ -122,13 +122,13 @@ class DecodedPace(NamedTuple):
 class CloudPace(NamedTuple):
     """What a few requests to the cloud model showed; times are in seconds.
 
-    `first` is the time of the first consult, which reads the prompt, `consult` that of a later one
-    for a token, and `token` that of each further token in a reply. `token` is None if the replies
-    ended too soon, or if longer replies took no longer. `engine` is the part of `consult` that the
-    engine itself took, None if it does not report it. `verify` is the time to verify `BLOCK`
-    tokens, None if the cloud cannot. When a prompt of `prompt` tokens was sent again, `computed` of
-    them were computed again, None without a usage report. `requests` is the number of all requests,
-    and `tokens` that of all tokens in them, prompts and replies.
+    `first` is the time of the first consult, which has the prompt to read, `consult` that of a
+    later one for one token, and `token` that of each further token in a reply. `token` is None if
+    the replies ended too soon, or if longer replies took no longer. `engine` is the part of
+    `consult` that the engine reports as its own, None without a report. `verify` is the time to
+    verify `BLOCK` tokens, None if the cloud cannot. When a prompt of `prompt` tokens was sent
+    again, the engine computed `computed` of them anew, None without a usage report. `requests` is
+    the number of all requests, and `tokens` that of all tokens in them, prompts and replies.
     """
 
     first: float
@@ -154,8 +154,8 @@ def advise(
     """Return advice from measured `conditions` and the cloud model's `price` (None: unknown).
 
     `routing` and `streaming` are measured seconds per token, as in `Advice`; without them formulas
-    give them. `local` words the advice for a cloud model on this device, where nothing is billed
-    without a price. `place` says, in the sentence about speed, for which answers the speeds hold.
+    give them. `local`: the cloud model runs on this device, so without a price nothing is billed.
+    `place` is the part of the sentence on speed that says for which answers the speeds hold.
     """
     speeds: dict[System, float] = {
         "edge": conditions.step,
@@ -229,8 +229,8 @@ def decoded(
 ) -> DecodedPace:
     """Time answers of the edge alone, the pair and the cloud alone to two prompts.
 
-    Each has at most `DECODED` / 2 tokens. `done` is called after each of the six answers. Raises a
-    `CloudError` if the cloud does not answer.
+    Each of the six answers is cut after 30 tokens (`DECODED` / 2) or 10 seconds; `done` is called
+    after each. Raises a `CloudError` if the cloud does not answer.
     """
     most, budgets = DECODED // len(_WRITTEN), [Budget()]
 
@@ -303,8 +303,8 @@ def cloud_pace(
 ) -> CloudPace:
     """Time four requests to the cloud model, or five if it can verify; they share a prompt.
 
-    `lines` are numbers of extra lines of text in the prompt, tried in turn until the engine does
-    not reject the prompt. `deadline` is in seconds per request. Raises a `CloudError`.
+    `lines` are numbers of extra lines in this prompt: the next is tried if the engine rejects one.
+    `deadline` is in seconds per request. Raises a `CloudError` if the last try fails.
     """
     for count in lines[:-1]:
         # The engine may have no room for so long a prompt.
@@ -351,7 +351,7 @@ def _paced(cloud: CloudModel, tokenizer: Tokenizer, deadline: float, lines: int)
 
 
 def cloud_alone(conditions: MeasuredConditions) -> float | None:
-    """Return the seconds per token of `ANSWER` tokens that the cloud streams; None if unknown."""
+    """Return the cloud's seconds per token if it streams `ANSWER` tokens; None if unknown."""
     if conditions.cloud_token is None:
         return None
     # Only the first token takes a whole trip.
@@ -359,12 +359,12 @@ def cloud_alone(conditions: MeasuredConditions) -> float | None:
 
 
 def excess(conditions: MeasuredConditions) -> float:
-    """Return the seconds that a consult or, if the cloud verifies, a correction delays an answer.
+    """Return an answer's mean delay in seconds by a consult (if the cloud verifies, a correction).
 
-    The answer waits for all of a consult if the completion differs from the edge's token (in the
-    share `changed` of consults); else for what is left of it once the edge has written its
-    `speculate` drafts. The mean is returned. For a correction the answer waits for the whole
-    verification, and for (`BLOCK` + 1) / 2 steps.
+    If the completion differs from the edge's token (in the share `changed` of consults), the answer
+    waits for all of the consult, else for what is left of it once the edge has written its
+    `speculate` drafts. A correction costs the whole verification and, as drafts are lost, (`BLOCK`
+    + 1) / 2 steps of the edge.
     """
     if conditions.verify is not None:
         # All drafts behind a correction are lost.
@@ -375,7 +375,7 @@ def excess(conditions: MeasuredConditions) -> float:
 
 
 def cost_over_streaming(conditions: MeasuredConditions, price: Price) -> float | None:
-    """Return the cost of an answer's consults over that of streaming it; None if streaming is free.
+    """Return an answer's cost by consults divided by its cost streamed; None if streaming is free.
 
     Streaming is one request: `PROMPT` tokens at the price of input, `ANSWER` tokens at that of
     output. A router makes `asked` times `ANSWER` consults. Each bills the prompt, on average half

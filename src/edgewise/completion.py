@@ -1,4 +1,4 @@
-"""A consult (a request to the cloud model in an answer): what leaves, and the cloud's answer."""
+"""A consult (one question to the cloud model in an answer): what is sent, and the cloud's reply."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,13 +25,13 @@ _Number = TypeVar("_Number", int, float)
 
 
 class Outgoing:
-    """Counts of the token ids, bytes and requests that leave for one consult or one prefetch.
+    """Counts of the token ids, bytes and requests that are sent for one consult or one prefetch.
 
-    A prefetch sends ids ahead of a consult, so that the cloud reads them early. A session adds to
-    the counts in whichever thread sends; for a model in this process nothing is sent. `requests`
-    counts the messages that the provider bills, `repeats` those of them that were sent again after
-    a failure. `sequence` holds the ids of prompt, answer and drafts, even if fewer are sent.
-    `request_id` names the consult in servers' logs; None until it is chosen.
+    A prefetch sends ids ahead of a consult, so that the cloud prefills them early. `ids` and
+    `bytes` are sums over all messages, 0 for a model in this process. `requests` counts the
+    messages that the provider bills, `repeats` those of them that were sent again after a failure.
+    `sequence` holds the ids that are asked about (prompt, answer and drafts), even if fewer are
+    sent. `request_id` names the consult in servers' logs; None until it is chosen.
     """
 
     def __init__(
@@ -50,10 +50,11 @@ class Outgoing:
         self.request_id: str | None = None
 
     def add(self, ids: int, message: bytes, *, billable: bool = True, again: bool = False) -> None:
-        """Count a message that is about to be handed to a connection; it carries `ids` token ids.
+        """Count a message with `ids` token ids, which is about to be handed to a connection.
 
-        `billable`: the message asks about the whole sequence, so the provider bills it. `again`: it
-        was sent before. Raises a `CloudError`, and counts nothing, if it must not be sent.
+        `billable`: it asks about the whole sequence, so the provider bills it. `again`: it was sent
+        before. Raises a `CloudError`, and counts nothing, if it must not be sent: because of a
+        limit on billable requests, or because the record of what is sent cannot be written.
         """
         if billable and self.max_requests is not None and self.requests >= self.max_requests:
             raise CloudUnavailable("Another attempt could cost more than the limit.")
@@ -65,7 +66,7 @@ class Outgoing:
         self.repeats += billable and again
 
     def retract(self) -> None:
-        """Take the last request off `requests`: a field of it was declined, so it is not billed."""
+        """Subtract 1 from `requests`: the engine declined the last one, so it is not billed."""
         self.requests -= 1
 
 
@@ -101,8 +102,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
     `logprobs` (nats or None) has an item for each of `ids`, and so has `top` (the likeliest ids)
     unless it is empty. `stopped`: the cloud ended the answer. `verified` has a verdict for each
-    draft token sent for verification; it is empty if the cloud verifies passages of text. Such a
-    cloud accepts the first `stand` draft tokens, and `ids` replace the rest.
+    draft token sent for verification. A cloud that verifies passages leaves it empty: it accepts
+    the first `stand` draft tokens, and `ids` replace the rest.
 
     By the engine's usage report, None without one: `cached` and `computed` (prefilled) count prompt
     tokens, `prompt` all billed prompt tokens; `engine_seconds` is the engine's own time; `written`

@@ -27,7 +27,7 @@ to change; the command line and the server add its flag or field.
 from typing import Any, ClassVar, Literal
 
 Fault = Literal["timeout", "unavailable", "refused", "rejected", "protocol", "grammar"]
-"""The ways in which a consult (a request to the cloud) fails, as `Token.reason` reports them."""
+"""The ways in which a consult (one question to the cloud) fails, as `Token.reason` reports them."""
 
 
 class EdgewiseError(Exception):
@@ -103,14 +103,14 @@ class EdgeError(EdgewiseError):
 
 
 class StaleStepError(EdgewiseError):
-    """A part of a `Step` (the edge model's prediction) was read that it lacks, or has no longer.
+    """A part of a `Step` (the edge model's prediction) was read that is not, or no longer, there.
 
-    The next decode overwrites the parts that the session was not opened to keep (see `Needs`).
+    The next decode overwrites all that the session was not opened to keep (see `Needs`).
     """
 
 
 class CloudError(EdgewiseError):
-    """The cloud model did not answer a consult (one request to the cloud model).
+    """The cloud model did not answer a consult (one question to the cloud model).
 
     `reason` is the failure's name, such as "timeout" (see `Fault`); it becomes the `Token.reason`
     of the token that the edge model then writes. `declined` is True if the engine itself replied,
@@ -122,10 +122,7 @@ class CloudError(EdgewiseError):
 
 
 class CloudUnavailable(CloudError):
-    """No connection to the cloud, or no room there now.
-
-    `retry_after` is the number of seconds to wait, None if the cloud did not say.
-    """
+    """No connection to the cloud, or no room there; `retry_after`: seconds to wait, if known."""
 
     retry_after: float | None = None
 

@@ -1,7 +1,7 @@
-"""The events of an answer: a closed union of small frozen values.
+"""The events of a streamed answer: `Token`, `Consult`, `Pending`, `RolledBack`; last `Finished`.
 
-Terminal, evaluation and servers consume the same events. The `text` of all `Token`s, followed by
-that of the closing `Finished`, is the whole answer.
+The command line, evaluation and servers read the same events. The `text` of all `Token`s, followed
+by that of `Finished`, is the whole answer.
 """
 
 from typing import Literal
@@ -37,7 +37,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """One of the likeliest next tokens by a model at a position; `logprob` is in nats."""
+    """An id that a model finds likely as the next token, and its `logprob` in nats."""
 
     id: int
     logprob: float
@@ -51,15 +51,15 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
     `text` can be shown now: an incomplete character or a possible stop string is held back.
 
     Where a router decides, the cloud is asked if `score`, the router's score of this position,
-    reaches `threshold`; `score` is None for later tokens of a consult (a request to the cloud
-    model). Where the cloud verifies, `score` is None. The edge's token is accepted if it is the
+    reaches `threshold`; `score` is None for later tokens of a consult (one question to the cloud
+    model). Where the cloud verifies, `score` is None, and the edge's token is accepted if it is the
     cloud's own choice, or if `ratio` reaches a `threshold` below 1. `ratio` is the cloud's
     probability of the edge's token over that of its likeliest; None without a verdict on the token
     itself. `threshold` is None where none applied, such as where the cloud can never be asked.
 
     `logprob` (nats) is by the model that wrote the token, None if that model does not report it.
     `seconds` passed since the last token (for the first: since the start), of which `wait` were
-    spent waiting for the cloud. `edge` and `cloud` are either model's candidates: `edge` where the
+    spent waiting for the cloud. `edge` and `cloud` are each model's likeliest ids: `edge` where the
     cloud was asked and wrote (with `Decoder.stream(candidates=True)` always), `cloud` if reported.
     `draft` is the edge's own choice (perhaps the same id) where the cloud was asked and wrote.
     """
@@ -81,16 +81,16 @@ class Token(msgspec.Struct, frozen=True, tag="token", kw_only=True):
 
 
 class Consult(msgspec.Struct, frozen=True, tag="consult", kw_only=True):
-    """A finished consult: one request to the cloud model in the middle of an answer.
+    """A finished consult: one question to the cloud model in the middle of an answer.
 
     `index` is the answer's token for which the cloud was asked. `outcome` is "answered" or the name
     of the failure, such as "timeout"; `message` then says why. `requested` is the number of tokens
     asked for (words, if the vocabularies differ), `answered` the number that came back, 0 after a
-    failure. `verified` is how many draft tokens, from `index` on, the cloud was to verify. The
-    request sent `sent_ids` token ids to `host`, in bodies of `sent_bytes` bytes; a model in this
-    process is sent nothing. `seconds` passed until the reply. `cached` and `computed` count prompt
-    tokens by the engine's usage report, None without one; `engine_seconds` is the time that the
-    engine reports. `request_id` names the consult in the logs of gateway and engine.
+    failure. `verified` is how many draft tokens, from `index` on, the cloud was to verify. In all,
+    `sent_ids` token ids went to `host`, in bodies of `sent_bytes` bytes; to a model in this process
+    nothing is sent. `seconds` passed until the reply. `cached` and `computed` count prompt tokens
+    by the engine's usage report, None without one; `engine_seconds` is the time that the engine
+    reports. `request_id` names the consult in the logs of gateway and engine.
     """
 
     index: int
@@ -113,7 +113,7 @@ class Pending(msgspec.Struct, frozen=True, tag="pending"):
     """A draft token, reported while a request to the cloud is in flight; it may yet be rejected.
 
     Reported only if `Decoder.stream` was asked for `pending` events. `index` is its place in the
-    answer, `text` the text of this token alone.
+    answer, from 0, `text` the text of this token alone.
     """
 
     index: int
@@ -122,11 +122,11 @@ class Pending(msgspec.Struct, frozen=True, tag="pending"):
 
 
 class RolledBack(msgspec.Struct, frozen=True, tag="rolled_back"):
-    """A report that draft tokens were dropped, since the answer goes on differently or has ended.
+    """A report that `Pending` drafts were dropped: the answer went on differently, or has ended.
 
-    `index` is the index of the last `Token`. `tokens` counts the dropped drafts that had been
-    reported as `Pending`: these had the same index or a higher one. `consults` counts the requests
-    to the cloud about the drafts, which were dropped as well.
+    `index` is that of the last `Token` before this event. `tokens` is how many of the reported
+    drafts were dropped; their indices are `index` or higher. `consults` is how many requests to the
+    cloud about drafts were given up with them.
     """
 
     index: int
@@ -152,9 +152,9 @@ class SentCounts(msgspec.Struct, frozen=True, kw_only=True):
 class TierUsage(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of one of several clouds in an answer; `cloud` is the cloud's host, else its name.
 
-    `wanted` counts how often this cloud was to be asked, for tokens or to verify a block of drafts;
-    `calls` how often it was (its budget, costs, privacy or a lost link can forbid it), not counting
-    dropped requests; `failed` how many of `calls` failed; `wrote` its tokens in the answer.
+    `wanted` counts requests meant for this cloud, for tokens or a verification; `calls` those sent
+    and not dropped (its budget, costs, privacy or a lost link can forbid one); `failed` the `calls`
+    that failed; `wrote` its tokens in the answer. `sent` is what was sent to it.
     """
 
     cloud: str
@@ -191,20 +191,20 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     number of `Token`s. `wasted_tokens` were returned by the cloud and dropped, or asked for in
     vain; in `cloud_share` they count as the cloud's. `correction_tokens` counts the tokens that the
     cloud wrote in place of a different one of the edge's, and all tokens of sentences that it wrote
-    anew. `cloud_calls` counts consults (requests to the cloud), `failed_calls` those that failed.
+    anew. `cloud_calls` counts consults (questions to the cloud), `failed_calls` those that failed.
 
     `cloud_prompt_cached` and `cloud_prompt_computed` count the prompt tokens of all answered
     consults by the engine's usage reports, None if a report left them out;
     `cloud_completion_tokens` is what the cloud wrote in reply, in its own vocabulary. `sent` is
     what had left the device when the answer ended; `cost` is what it cost, None without a price.
-    `tiers` has the counts of each cloud, nearest first; it is empty unless there are several.
+    `tiers` has each cloud's counts, in the order of the setting `cloud`; empty unless several.
 
     `verified_tokens` counts the edge's tokens that the cloud verified and accepted. `lowest_ratio`
     is the lowest `Token.ratio` among them, or None, and `lowest_at` that token's index. `review` is
     "tokens" if the cloud was to judge each token, "passages" if whole passages, else None.
     `escalated` says that the cloud wrote the answer whole, in place of the edge's; `repeats` that
-    the answer was cut since it went round in circles; and `edge_error` why the cloud went on
-    without the edge model, None if it did not.
+    the answer was cut because it repeated itself; and `edge_error` why the cloud went on without
+    the edge model, None if it did not.
     """
 
     prompt_tokens: int

@@ -69,9 +69,9 @@ def open_edge(
     keep_prefixes: bool = False,
     sent: Callable[[str, bytes], None] | None = None,
 ) -> EdgeModel:
-    """Load the edge model that the settings name; the other arguments are fields of `EdgeOptions`.
+    """Load the edge model of the settings, for `slots` sessions at once. The caller closes it.
 
-    The caller closes it. Raises `UsageError`, or `EdgeError` if its server does not answer.
+    The rest: see `EdgeOptions`. Raises `UsageError`, or `EdgeError` if its server does not answer.
     """
     options = _options(settings, slots, keep_prefixes)
     engine = edge_engine(settings)
@@ -103,7 +103,7 @@ def _named_by(setting: str) -> Generator[None]:
 
 
 def edge_engine(settings: Settings) -> str:
-    """Return the edge engine's name: the setting `edge_engine`; for "auto", by `engine_at`."""
+    """Return the setting `edge_engine`; for "auto" the name of the engine that can open `edge`."""
     named = settings.edge_engine
     return engine_at(settings.edge) if named == "auto" else EDGES.spelled(named)
 
@@ -111,7 +111,7 @@ def edge_engine(settings: Settings) -> str:
 def cloud_address(settings: Settings) -> str:
     """Return the first cloud's address; of a hosted model, such as gpt-5-mini, its API's URL.
 
-    If no cloud is set, this is "bundled" with the bundled edge model, else "none".
+    Without the setting `cloud` it is "bundled" if the edge model is the bundled one, else "none".
     """
     if settings.cloud is not None:
         return api_url(each(settings.cloud)[0])
@@ -119,12 +119,12 @@ def cloud_address(settings: Settings) -> str:
 
 
 def nearest_cloud(settings: Settings) -> str:
-    """Return "ADDRESS MODEL" of the first cloud: its tuned thresholds are stored under this key."""
+    """Return "ADDRESS MODEL" of the first cloud: the key of its stored tuned thresholds."""
     return f"{cloud_address(settings)} {each_cloud(settings)[0].cloud_model or ''}"
 
 
 def each_cloud(settings: Settings, clouds: Sequence[str] | None = None) -> list[Settings]:
-    """Return the settings of each cloud, nearest first.
+    """Return the settings of each cloud, in the order of `clouds`.
 
     `clouds` are their addresses, by default those in `settings`. With several clouds each setting
     of a connection, such as `cloud_key`, lists one value per cloud, separated by commas. `redact`
@@ -151,17 +151,17 @@ def require_one_cloud(settings: Settings) -> None:
 
 
 def is_trusted(settings: Settings, name: str | None = None) -> bool:
-    """Whether the setting `trust` lists the host of the cloud at `name` (None: the nearest one)."""
+    """Whether the setting `trust` lists the host of the cloud at `name` (None: the first one)."""
     hosts = hosts_of(settings.trust, "trust")
     at = name or cloud_address(settings)
     return hosts is not None and is_at(at if "://" in at else f"http://{at}", hosts)
 
 
 def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel) -> list[Tier]:
-    """Return a `Tier` (threshold, share, trust) for each of the open `clouds`, nearest first.
+    """Return a `Tier` (threshold, share, trust) for each of the open `clouds`, in their order.
 
-    All behind a cloud that is asked only at word boundaries are asked only there, too; with an edge
-    that takes text, all are. Of several, those in this process are trusted. Raises `UsageError`.
+    A cloud after one that is asked only at word boundaries is asked only there, too; if the edge's
+    server takes text, all are. Of several, those in this process are trusted. Raises `UsageError`.
     """
     further = max(0, len(clouds) - 1)
     shares = fractions(settings, "tier_share", [TIER_SHARE] * further)
@@ -195,7 +195,7 @@ def make_tiers(settings: Settings, clouds: Sequence[CloudModel], edge: EdgeModel
 
 
 def tier_address(clouds: Sequence[CloudModel]) -> str:
-    """Return the key of the last cloud's tuned thresholds: all `identity()`s, joined by commas."""
+    """Return the key of the last cloud's stored thresholds: all identities, joined by commas."""
     return ",".join(cloud.identity() for cloud in clouds)
 
 
@@ -253,18 +253,18 @@ def open_cloud(
 
 
 def context_filter(settings: Settings) -> ContextFilter | None:
-    """Return the filter for the setting `redact`; None if it hides nothing. Raises `UsageError`."""
+    """Return the filter of private words for the setting `redact`, or None. Raises `UsageError`."""
     return filter_of(settings.redact)
 
 
 def verification(
     settings: Settings, edge: EdgeModel | None = None, cloud: CloudModel | None = None
 ) -> Literal["off", "on", "exact"]:
-    """Return how the nearest cloud verifies draft tokens: as the setting `verify` says.
+    """Return how the first cloud verifies draft tokens, by the setting `verify`.
 
-    "auto" is "on" unless a model or another setting, such as a price, rules that out. For a cloud
-    that judges whole passages (`CloudModel.reads_passages`) it is always "on". Without `edge` and
-    `cloud` the settings alone decide. Raises `UsageError` if what is set is impossible.
+    "auto" is "on" unless a model or another setting, such as a price, rules that out: then "off". A
+    cloud that verifies passages (`CloudModel.reads_passages`) is always "on". Without `edge` and
+    `cloud` the settings alone decide. Raises `UsageError` if they ask for what is impossible.
     """
     against = [*_against_verifying(settings, edge, cloud)]
     reads = cloud is not None and cloud.reads_passages
@@ -343,7 +343,7 @@ def _against_verifying(
 
 
 def open_router(settings: Settings, edge: EdgeModel) -> tuple[Router, RouterCard | None]:
-    """Load the `chosen_router`; return it and its card or None. Raises `UsageError` if unfit."""
+    """Load the router; return it and its checkpoint's card, or None. Raises `UsageError`."""
     settings = replace(settings, router=chosen_router(settings, edge))
     if (folder := router_folder(settings)) is None:
         return router_named(str(settings.router)), None
@@ -401,14 +401,14 @@ def starts_of(
 
 
 def router_identity(settings: Settings) -> str:
-    """Return a SHA-256 (hex) of `router` (from `chosen_router`): code, and checkpoint or name."""
+    """Return a SHA-256 (hex) of the code and checkpoint, or name, of a `chosen_router`."""
     if (folder := router_folder(settings)) is None:
         return identity_named(str(settings.router))
     return identity_of(_card(settings, folder), folder)
 
 
 def router_folder(settings: Settings) -> Path | None:
-    """Return the checkpoint folder of `router` (from `chosen_router`), downloaded; None: none."""
+    """Return the folder of the router's checkpoint, downloaded; None if it needs no checkpoint."""
     name = str(settings.router)
     if name == "bundled":
         return bundled("router")
@@ -432,10 +432,10 @@ def _card(settings: Settings, folder: Path) -> RouterCard:
 def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
     """Return the policy of the settings: with a fixed threshold, or with a cloud share.
 
-    `starts`, from `starts_of`, gives a share's initial threshold; without one it is 0.5. `verify`
-    counts as "off" if it is "auto" or a threshold is set. Then the share is `DEFAULT_SHARE` if
-    neither threshold nor share is set; if both are, the threshold is only the initial one. Where
-    the cloud verifies, "exact" with a share becomes "on"; "on" without one gets `VERIFY_SHARE`.
+    If `verify` is "off" or "auto", or a threshold is set, a router asks: by the threshold alone, or
+    by a cloud share (`DEFAULT_SHARE` if neither is set). A share's initial threshold is the set
+    one, else that in `starts` (from `starts_of`), else 0.5. Otherwise the cloud verifies: "exact"
+    with a share becomes "on", and "on" without a share gets `VERIFY_SHARE`.
     """
     share, fixed = settings.cloud_share, settings.threshold
     verify = "off" if settings.verify == "auto" or fixed is not None else settings.verify
@@ -454,7 +454,7 @@ def make_policy(settings: Settings, starts: Mapping[str, float]) -> Policy:
 
 
 def make_billing(settings: Settings) -> Billing | None:
-    """Return the settings' price and limits; None if no price is set. Raises `UsageError`."""
+    """Return the set price and cost limits; None without a price. Raises `UsageError`."""
     if settings.price is None:
         for name in ("max_cost", "max_cost_day"):
             if getattr(settings, name) is not None:

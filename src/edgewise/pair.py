@@ -94,7 +94,7 @@ class Pair:
     ) -> None:
         """Open the models that are given as addresses; `close` does not close those passed in open.
 
-        Several clouds are asked nearest first, the next one if one fails or is unsure (see `Tier`).
+        Several clouds are asked in order, the next one if one fails or is unsure (see `Tier`).
         `system` is the system message of prompts that have none; up to `slots` answers run at a
         time. With `keep_prefixes` the next turn of a conversation reuses the KV cache of the last
         one; without it a local model's logits never depend on earlier answers. Everything that
@@ -182,11 +182,11 @@ class Pair:
 
     @property
     def chat_sampling(self) -> Sampling | None:
-        """The sampling of a chat that sets no temperature; None if the settings decide.
+        """The sampling of a chat that sets no temperature; None: that of the settings.
 
-        It is what the model file recommends, or else `sampling.CHAT`. The settings decide if they
-        have a temperature, or if chats are greedy by default: with the bundled edge model, a cloud
-        that takes text, or an edge server.
+        It is what the model file recommends, else temperature 0.7 with min-p 0.05. It is None if
+        the settings have a temperature, or if chats are greedy by default: with the bundled edge
+        model, an edge server, or a cloud that is asked by text instead of token ids.
         """
         own = self.settings
         # The API of a cloud that takes text may lack min-p or temperatures.
@@ -200,7 +200,8 @@ class Pair:
     def forget(self) -> None:
         """Start new budgets of cloud tokens, as for a new conversation.
 
-        `record`, of what was sent, is kept; what is sent from now on counts as new conversations.
+        `record`, of what was sent, is kept. If an earlier conversation goes on, it gets another
+        name there, which cannot be linked to the first.
         """
         self._budgets.clear()
         for tier in self.decoder.tiers:
@@ -209,7 +210,7 @@ class Pair:
         self.record.forget()
 
     def both(self) -> tuple[EdgeModel, CloudModel]:
-        """Return the edge and the nearest cloud model. Raises `UsageError` without a cloud."""
+        """Return the edge model and the first cloud model. Raises `UsageError` without a cloud."""
         if self.cloud is None:
             raise UsageError("This needs a cloud model", hint="name one", setting="cloud")
         return self.edge, self.cloud
@@ -225,7 +226,7 @@ class Pair:
         return prompt_from(tokenizer, asked, context=context, system=self.system, tools=tools)
 
     def require_able(self, policy: Policy, *, plain: bool) -> None:
-        """Raise `UsageError` if the cloud cannot do what `policy` asks of it.
+        """Raise `UsageError` if the first cloud cannot do what `policy` asks of it.
 
         `plain`: the answer may be any text, with neither a response format nor tools.
         """
@@ -247,7 +248,7 @@ class Pair:
             )
 
     def ask(self, prompt: Prompted, **options: Unpack[AnswerOptions]) -> Answer:
-        """Return the whole answer, tool calls parsed out of its text. Raises as `stream` does."""
+        """Return the whole answer; tool calls are parsed from its text. Raises as `stream`."""
         with self.stream(prompt, **options) as events:
             answer = collect(events)
         calls = call_reader(self.edge.tokenizer, _response_format(options))
@@ -269,8 +270,8 @@ class Pair:
     ) -> Generation:
         """Return an iterator over the events of the answer to `prompt`, as they happen.
 
-        Use `with` if it may be abandoned: until it ends it holds a slot, and half of the budget of
-        cloud tokens. `pending` adds events for draft tokens, `candidates` the edge model's five
+        Use `with` if it may be abandoned: until it ends it holds a slot, and half of the cloud
+        tokens left in the budget. `pending` adds events for draft tokens, `candidates` the edge's
         likeliest ids to each token. `policy` replaces the pair's, `sampling` temperature and so on
         in `options`; a schema or tools in `options` replace `grammar`. Tool calls appear as text.
         Raises `UsageError`; iterating, `EdgeError`, and `CloudError` if on_cloud_error is "raise".

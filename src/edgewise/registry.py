@@ -51,7 +51,7 @@ class Registry(Generic[_T]):
         return sorted({*self._built_in, *self._added()})
 
     def added(self) -> list[str]:
-        """Return the names that other installed packages add, sorted. Raises as `names`."""
+        """Return the names that other packages add, sorted. Raises `UsageError` if one is taken."""
         return sorted(self._added())
 
     def __contains__(self, name: object) -> bool:
@@ -70,7 +70,7 @@ class Registry(Generic[_T]):
         return self._code and is_code(name)
 
     def load(self, name: str) -> _T:
-        """Import and return the object of that name. Raises `UsageError` if unknown or broken."""
+        """Import and return the object called `name`. Raises `UsageError` if unknown or broken."""
         name = self.spelled(name)
         if name in self._built_in:
             return cast(_T, attribute(self._built_in[name]))
@@ -92,7 +92,7 @@ class Registry(Generic[_T]):
         return self._checked(name, loaded)
 
     def source(self, name: str) -> str:
-        """Return the SHA-256 (hex) of an object's source file; "" if built in. Raises as `load`."""
+        """Return the SHA-256 (hex) of the code file of `name`; "" if built in. Raises as `load`."""
         if self.spelled(name) in self._built_in:
             return ""
         module = sys.modules[cast(Any, self.load(name)).__module__]
@@ -123,7 +123,7 @@ class Registry(Generic[_T]):
 
 
 def did_you_mean(name: str, known: Sequence[str], hint: str) -> str:
-    """Return `hint`, after "did you mean ...?" if a name in `known` is nearly `name`."""
+    """Return `hint`, preceded by "did you mean ...?" if a name in `known` is close to `name`."""
     close = get_close_matches(name.lower(), known, 1)
     return f"did you mean {close[0]!r}? If not: {hint}" if close else hint
 

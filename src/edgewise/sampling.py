@@ -45,7 +45,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         return int(np.random.SeedSequence([self.seed, position]).generate_state(1)[0])
 
     def choose(self, step: Step, allowed: NDArray[np.bool_] | None = None) -> int:
-        """Return the id to write at `step`.
+        """Return the next token id, by the edge model's prediction `step`.
 
         `allowed`, bool[vocabulary], restricts the choice to the ids that it marks, at least one.
         With it, or unless the sampling is greedy, the step's logits must be readable (see `Step`).
@@ -98,7 +98,7 @@ CHAT = Sampling(temperature=0.7, min_p=0.05)
 
 
 def drawn_as(said: Mapping[str, float]) -> Sampling:
-    """Return a model file's parameters as `Sampling`; `CHAT` if invalid or without temperature."""
+    """Return a model file's values as `Sampling`; `CHAT` if invalid or without temperature."""
     if "temperature" not in said:
         return CHAT
     try:

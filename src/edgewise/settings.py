@@ -214,10 +214,10 @@ def load(
 ) -> tuple[Settings, dict[str, str]]:
     """Merge the settings from flags, environment and file; return them, and the source of each.
 
-    The second value maps the name of each setting that is set to "the flags", "the environment" or
-    "edgewise.toml". Flags of None or [] and empty variables count as unset. A source that gives a
-    threshold drops the cloud share of weaker sources, and the other way round. `environment`
-    defaults to that of the process, `folder` (where `edgewise.toml` is) to the working folder.
+    Flags beat the environment, which beats the file; a threshold drops the cloud share of a weaker
+    source, and the other way round. The second value maps the name of each given setting to "the
+    flags", "the environment" or "edgewise.toml". Flags of None or [] and empty variables count as
+    unset. By default `environment` is the process's, `folder` (of the file) the working folder.
     Raises `UsageError` for an invalid value or unknown name (of a variable: if nearly a setting's).
     """
     merged: dict[str, object] = {}
@@ -239,10 +239,7 @@ def load(
 
 
 def settings_of(values: Mapping[str, object]) -> Settings:
-    """Return settings from Python values by name; neither file nor environment is read.
-
-    Raises `UsageError` for an unknown name or an invalid value.
-    """
+    """Return settings from `values` alone. Raises `UsageError` for an unknown or invalid one."""
     for name in values:
         require_known(name, f"There is no setting {name!r}")
     return _checked(values, "the arguments")
@@ -270,8 +267,8 @@ def require_honoured(
 ) -> None:
     """Raise `UsageError` if any of the `refused` settings is set, since `reader` ignores them.
 
-    Default values are let pass, and so are temperature 0 and verify "off". `reader` is the command
-    that the message names; `places` says where each setting came from (see `load`).
+    Default values pass, and so do temperature 0 and verify "off". `reader` is the command that the
+    message names; `places` says where each setting came from (see `load`).
     """
     unread = [
         f"{variable(name) if where == ENVIRONMENT else spelled(name)} in {where}"
@@ -379,9 +376,9 @@ def fraction(text: str, called: str = "The share", setting: str | None = None) -
 
 
 def for_each(settings: Settings, name: str, count: int) -> list[str]:
-    """Split the setting `name` at commas: a value for each of `count` clouds, "" for a default.
+    """Split the setting `name` at commas: a value for each of `count` clouds, "" for its default.
 
-    All are "" if the setting is None or "auto". Raises `UsageError` for another number of values.
+    None and "auto" stand for "" for each cloud. Raises `UsageError` for another number of values.
     """
     given = getattr(settings, name)
     values = [""] * count if given in (None, "auto") else str(given).split(",")
@@ -397,7 +394,7 @@ def for_each(settings: Settings, name: str, count: int) -> list[str]:
 def fractions(settings: Settings, name: str, defaults: Sequence[float]) -> list[float]:
     """Return the shares or thresholds in the setting `name`, one for each item of `defaults`.
 
-    One value may hold for all; an empty one stands for its default. Raises `UsageError`.
+    One value may hold for all; an empty one in a list stands for its default. Raises `UsageError`.
     """
     given = getattr(settings, name)
     if defaults and given is not None and "," not in str(given):

@@ -49,7 +49,7 @@ class Rollouts:
     """A pool of at most `width` sessions in which the model `cloud` continues prefixes.
 
     A session that is free takes the next prefix: neighbouring prefixes mostly begin alike, so the
-    session's KV cache holds part of it. `close` is the caller's.
+    session's KV cache holds part of it. In the end the caller calls `close`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ def local_rollouts(
     """Return `Rollouts` whose continuations `model` writes; closing them leaves `model` open.
 
     llama.cpp decodes at most `width` sessions together, in a context of their own; other engines
-    decode them one after the other. `seen` may wrap the `CloudModel` that is made of `model`.
+    decode one after the other. `seen` may wrap `model`, which is used as a `CloudModel`.
     """
     beside: Any = _Beside(model, width)  # used as an `EdgeModel`
     cloud = LocalCloud(beside)

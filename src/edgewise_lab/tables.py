@@ -13,7 +13,7 @@ class FigureTable(NamedTuple):
 
 
 def line(cells: Sequence[str], *, head: bool = False) -> list[str]:
-    """Return a table row as lines of Markdown: one, and with `head` the rule below it."""
+    """Return a table row as one line of Markdown, and with `head` the dashed line below it."""
     drawn = "| " + " | ".join(cells) + " |"
     return [drawn, "|---" * len(cells) + "|"] if head else [drawn]
 

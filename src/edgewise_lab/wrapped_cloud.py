@@ -16,7 +16,7 @@ Intercept = Callable[[Sequence[int], int, Callable[[], Flying]], Flying]
 
 
 class WrappedCloud(CloudModel if TYPE_CHECKING else object):
-    """A `CloudModel` that delegates to `cloud`; `intercept` sends its consults."""
+    """A `CloudModel` like `cloud`, but each consult is sent by `intercept`(ids, tokens, send)."""
 
     # `CloudModel` is no base at run time: its defaults would hide the members of `cloud`.
 
@@ -51,7 +51,7 @@ class WrappedSession(CloudSession):
 
 
 def observed(seen: Callable[[int, Completion], None]) -> Intercept:
-    """Return an `Intercept` that tells `seen` of each completion and its ids, in any thread."""
+    """Return an `Intercept` that gives `seen`, in any thread, a consult's id count and reply."""
 
     def intercept(ids: Sequence[int], n: int, send: Callable[[], Flying]) -> Flying:
         def completed(done: Flying) -> None:

@@ -104,7 +104,7 @@ def _elsewhere(address: str) -> bool:
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """A question and its answer, `whole` if not interrupted; `local` as in `Message`."""
+    """A question and its answer. `whole`: not interrupted; `local`: for trusted clouds only."""
 
     question: str
     answer: str
@@ -133,9 +133,10 @@ class Conversation:
         }
 
     def take(self, line: str) -> bool:
-        """Answer or run what the user typed; return False if it is a command that ends the chat.
+        """Answer the question or run the command in `line`; return False if that ends the chat.
 
-        An answer is printed. Raises `UsageError` for an invalid line, and as `Pair.stream`.
+        An answer is printed. Raises `UsageError` for a command that is unknown, malformed or not
+        possible now, and for an answer what `Pair.stream` raises.
         """
         text = line.strip()
         name, _, rest = text.partition(" ")

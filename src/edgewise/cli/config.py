@@ -13,7 +13,7 @@ from edgewise.settings import ENVIRONMENT, FIELDS, FILE, NAMES, spelled, variabl
 
 
 def config(json: options.Json = False) -> None:
-    """Show every setting in force, and where it comes from: a flag beats them all."""
+    """Show every setting in force, and where it comes from; a command's flag overrides it."""
     chosen, places = settings.load({})
     options.vetted(chosen, places)
     rows: list[dict[str, object]] = []

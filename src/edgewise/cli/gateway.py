@@ -178,7 +178,7 @@ def _named_origin(origin: str) -> str:
 
 
 def model_of_page(address: str | None, *, page: bool) -> "PageModel | None":
-    """Return the edge model of the page (`--page`) that decodes in a browser; None without `page`.
+    """Return the edge model that the page (`--page`) runs in the browser; None without `page`.
 
     The model at `address` (None: the bundled one) is loaded once, to read its vocabulary. Raises
     `UsageError` if it cannot be loaded, or for an `address` without `page`.

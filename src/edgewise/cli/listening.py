@@ -29,7 +29,7 @@ Connections = Annotated[
 class Listening(NamedTuple):
     """A listening socket, its URL, and the limits of its server.
 
-    `limits` has the keys "connections" (the most that may be open) and "tls" (the context or None).
+    `limits` has the keys "connections" (how many may be open) and "tls" (an `SSLContext` or None).
     """
 
     socket: "socket.socket"
@@ -63,10 +63,10 @@ def listening_at(
 
 
 def require_guarded(host: str, keys: Path | None, key: str | None = None, *, ways: str) -> None:
-    """Raise `UsageError` if a server on `host` would be open to others without a key.
+    """Raise `UsageError` unless a server on `host` has an API key, or only this machine reaches it.
 
-    It is also raised if the key file `keys` is missing, if the single key `key` is malformed, or if
-    both are given. `ways` names the flags that set a key, for the message.
+    Also raised if the key file `keys` is missing, if the single key `key` is not printable ASCII
+    without blanks around it, or if both are given. `ways`, for the message: flags that set a key.
     """
     if keys is not None and key is not None:
         raise UsageError("--api-key and --keys exclude each other; give one.")

@@ -63,7 +63,7 @@ def pull(
         str, typer.Argument(help="smollm2, owner/repo, owner/repo:Q4_K_M or hf://....")
     ],
 ) -> None:
-    """Download MODEL, as a command does that names it."""
+    """Download MODEL now, as a command that names it would."""
     if model.lower() not in KNOWN and (hub_address(model) is None or from_home(model).exists()):
         where = "an engine's address" if is_url(model) else "not a hub repository"
         raise UsageError(f"{model!r} is {where}, so there is nothing to download.")

@@ -88,10 +88,10 @@ def takes(
     """Return a decorator that gives a command one option for each setting named in `options`.
 
     The options replace the command's parameter `chosen: Settings`, in which it gets the settings
-    from flags, environment and settings file, merged. Settings in `reads` have no option here: they
-    come from the environment or the file, or from the command's own parameter of that name (if that
-    is a list, from its first item). Settings in `unaffected` do not matter to the command. If the
-    environment or the file sets any other setting, the command fails with `UsageError`.
+    from flags, environment and settings file, merged. A setting in `reads` has no option here: it
+    comes from the environment or the file, or from a parameter of that name that the command has
+    itself (of a list, the first item). Settings in `unaffected` do not matter to the command. If
+    the environment or the file sets any other setting, the command fails with `UsageError`.
     """
     honoured = {*options, *reads, *KEYS}
     refused = frozenset(NAMES) - {*options, *reads, *unaffected}
@@ -133,16 +133,16 @@ def takes(
 
 
 def flags_of(names: Sequence[str]) -> Settings:
-    """Return the flags of the running command that are in `names`; other settings are defaults."""
+    """Return `Settings` from the flags of the running command that are in `names`."""
     given = get_current_context().params
     return settings.settings_of({name: given[name] for name in names if given[name] is not None})
 
 
 def locate(error: EdgewiseError) -> None:
-    """Set an error's `where` to what sets its setting: a flag or an environment variable.
+    """Set `error.where` to how the user sets `error.setting`: a flag or an environment variable.
 
     It is the flag if the running command has one for the setting. Nothing is set if the error names
-    no setting, or if its message begins with the setting's name.
+    no setting, or if its message tells this already.
     """
     setting = error.setting
     if setting is None or error.message.startswith(settings.spelled(setting)):
@@ -159,7 +159,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
 
     `places` maps the name of each given setting to `FLAGS`, `ENVIRONMENT` or the file's name. The
     file must not set `trust` or `edge_hosts`, nor a `router` that runs code. If it sets `edge` to a
-    URL, this must be on this machine, and no flag or variable may set `cloud_hosts`, `cloud` to
+    URL, this must lead to this machine, and no flag or variable may set `cloud_hosts`, `cloud` to
     "none", or `redact` to anything but "off". If an edge or cloud at a URL has an API key, the file
     must set both its address and its key, or neither. A note on stderr names the servers that the
     file sets. `UsageError` is raised, too, for any URL of a model that holds a user or password.
@@ -213,8 +213,7 @@ def vetted(chosen: Settings, places: Mapping[str, str]) -> None:
 def _with_provider_keys(chosen: Settings, places: Mapping[str, str]) -> Settings:
     """Return the settings with hosted providers' keys from the providers' own variables.
 
-    Each key is for the clouds at its provider. None is used if `cloud_key` is set, or unless a flag
-    or an environment variable names the clouds.
+    Only if a flag or an environment variable names the clouds, and `cloud_key` is not set.
     """
     # The clouds of a file, which may be a stranger's, get no key but the file's own.
     if chosen.cloud_key is None and places.get("cloud", settings.FILE) != settings.FILE:

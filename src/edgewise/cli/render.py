@@ -136,7 +136,7 @@ def _interruptible() -> Generator[Callable[[], bool]]:
 
 
 def painted(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield `events` and print their text, the cloud's in colour; at the end, the first failure."""
+    """Yield `events`; print their text, the cloud's in colour, and then why a consult failed."""
     problem: str | None = None
     for event in events:
         if isinstance(event, Token):
@@ -179,7 +179,7 @@ def warn_of_toy(edge: str, prompt: str) -> None:
 
 
 def reads(policy: Policy, escalate: float | None) -> str:
-    """Return what a cloud that reads passages is asked, as "to ..."; `escalate` is the setting."""
+    """Return the task of a cloud that verifies passages, as "to ..."; `escalate`: the setting."""
     percent, whole = 100 * (policy.cloud_share or 0.0), escalate if policy.asks else None
     if percent == 100 or whole == 1:
         return "to write every answer whole"
@@ -188,7 +188,7 @@ def reads(policy: Policy, escalate: float | None) -> str:
 
 
 def note_of_reading(pair: Pair) -> None:
-    """Print a note of what the cloud model is asked, if it reads passages."""
+    """Print a note of what the cloud model is to do, if it verifies passages."""
     if pair.cloud is not None and pair.cloud.reads_passages:
         note(f"{pair.cloud.name} is asked {reads(pair.policy, pair.settings.escalate)}")
 

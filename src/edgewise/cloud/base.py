@@ -1,7 +1,7 @@
-"""The contract of a cloud model, which opens one session for each answer.
+"""The interface of a cloud model (`CloudModel`), which opens a `CloudSession` for each answer.
 
-Every request to a session states the whole sequence of token ids; a session with a gateway sends
-only those that the gateway lacks. So no call is needed when draft tokens are rolled back.
+Each request to a session states all token ids so far. So a session need not be told when draft
+tokens are rolled back. A session with a gateway still sends only the ids that the gateway lacks.
 """
 
 import logging
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConsultRequest(msgspec.Struct, frozen=True):
-    """A consult: one request to the cloud model, to write tokens or to verify draft tokens.
+    """A consult: it asks the cloud model to write tokens of an answer, or to verify draft tokens.
 
     `ids` are the token ids of the prompt, of the answer so far, and of draft tokens, if any. `n` is
     how many tokens the cloud model is to write after them (words, if its vocabulary is another).
@@ -40,8 +40,8 @@ class ConsultRequest(msgspec.Struct, frozen=True):
     verify: int = 0
     """How many of the last `ids` are the edge model's draft tokens to be verified; 0 for none.
 
-    `n` is 0 then. Only a model that `reads_passages` may be given an `n` too: it then replaces all
-    of these draft tokens by an answer of its own, of at most `n` tokens.
+    `n` is 0 then. But a model that `reads_passages` may be given an `n`, if the drafts are the
+    whole answer so far: it then writes an answer of its own, of at most `n` tokens, in their place.
     """
 
 
@@ -52,41 +52,42 @@ class CloudSession(Protocol):
         """Send a request to the cloud model; return the future of its completion.
 
         The future fails with a `CloudError`: with `CloudTimeout` once the request's deadline has
-        passed. Cancel it to give the request up. Raises `Blocked` at once if the context filter
-        (which hides private words) forbids sending the text.
+        passed. Cancel the future to give the request up. Raises `Blocked` at once if the context
+        filter (which hides private words) forbids sending the text.
         """
         ...
 
     def prefetch(self, ids: Sequence[int], record: Recorder = Outgoing) -> Future[None] | None:
-        """Send ids ahead of a consult, so that their prefill is done when one comes.
+        """Send ids ahead of a consult, so that they are prefilled when it comes. Best effort.
 
-        The loop calls it only if `CloudModel.prefetches` is True, before and while the answer is
-        decoded. `ids` are those of the prompt and of the answer so far. `record` is to be called
-        with them, and returns the `Outgoing` to count what is sent. Returns a future that is done
-        once the ids are sent; None, as here, if nothing is sent. Best effort.
+        Called only if `CloudModel.prefetches` is True, before and while the edge model decodes.
+        `ids` are those of the prompt and of the answer so far; `record(ids)` returns the `Outgoing`
+        that counts what is sent. Returns a future that is done once the ids are sent; None, as
+        here, if nothing is.
         """
         return None
 
     def close(self) -> None:
-        """End the session, as its answer is over. Futures of running requests may fail."""
+        """End the session when its answer is over. Futures of running consults may fail."""
 
 
 class CloudModel(Protocol):
     """A large model that writes, or verifies, tokens of an answer that the edge model decodes.
 
-    Completions hold ids of the edge model's vocabulary, even if the cloud model has another.
+    Completions hold ids of the edge model's vocabulary, even if the cloud model has another. `name`
+    is its URL or, in this process, the loaded model's name.
     """
 
     name: str
 
     vocabulary_check: str = ""
-    """What `check_vocabulary` found, in words, such as "5 strings have the same ids"."""
+    """What `check_vocabulary` found, as a text such as "5 strings have the same ids"."""
 
     local: EdgeModel | None = None
-    """The loaded model, if it runs in this process; None for an `Adapter` around such a model."""
+    """The loaded model, if it runs in this process; None also for an `Adapter` around one."""
 
     reads_once: bool = True
-    """Whether a verification is billed as one prompt; False: one for each draft token."""
+    """Whether a verification is billed as one prompt, not as one prompt for each draft token."""
 
     verifies: bool = False
     """Whether this model can verify draft tokens. Known after `check_vocabulary`."""
@@ -101,19 +102,19 @@ class CloudModel(Protocol):
     """
 
     reads_well: bool = True
-    """False if this model missed an obvious mistake in a passage when it was connected to."""
+    """False if `check_vocabulary` sent a passage with an obvious mistake and it was not found."""
 
     here: bool = False
-    """Whether this model runs in this process, so that a slow reply does not mean a lost link."""
+    """Whether this model runs in this process, so that a slow reply is no sign of a lost link."""
 
     own_tokenizer: Tokenizer | None = None
-    """The cloud model's tokenizer, if an `Adapter` encodes the answer anew with it; else None."""
+    """The cloud model's tokenizer, if an `Adapter` encodes prompt and answer with it; or None."""
 
     boundaries: WordBoundaries | None = None
     """Decides where in an answer a model of another vocabulary may be asked; None: anywhere."""
 
     id_engine: Engine | None = None
-    """The inference server behind this model, if asked by token ids without a gateway; or None."""
+    """The client of the server that is asked by token ids without a gateway; None for others."""
 
     def open(self, prompt: Prompt) -> CloudSession:
         """Return a session for one answer to `prompt`. Nothing is sent yet. Close it afterwards."""
@@ -122,7 +123,7 @@ class CloudModel(Protocol):
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Connect, and check that the model can serve an edge model with this `tokenizer`.
 
-        Returns what was found, in words (`vocabulary_check`). Raises `VocabularyMismatch` if the
+        Returns what was found, as a text (`vocabulary_check`). Raises `VocabularyMismatch` if the
         model cannot, for example because the ids differ, and a `CloudError` if it does not answer.
         """
         ...
@@ -132,19 +133,19 @@ class CloudModel(Protocol):
         ...
 
     def local_only(self, prompt: Prompt) -> bool:
-        """Whether the prompt holds a private word that only trusted clouds may be sent.
+        """Whether the prompt holds a private word that may be sent to trusted clouds only.
 
-        The setting `redact` names classes of such words (iban=local: IBANs), the setting `trust`
-        the trusted clouds. To be overridden by models with a context filter.
+        The setting `redact` marks classes of such words ("iban=local": IBANs); the setting `trust`
+        lists the hosts of trusted clouds. Models with a context filter override this method.
         """
         return False
 
     def requests(self, n: int) -> tuple[int, int]:
-        """Return (most requests of a consult for `n` tokens, most tokens in the reply to one)."""
+        """Return a consult's limits for `n` tokens: (requests, tokens in the reply to each one)."""
         return 1, n
 
     def identity(self) -> str:
-        """Return a name that tells this model from others, for files of what was measured with it.
+        """Return a name that tells this model from others, by which measurements of it are stored.
 
         For a server it is URL, engine and model; before `check_vocabulary` parts may be missing.
         """
@@ -154,8 +155,8 @@ class CloudModel(Protocol):
 def with_end(completion: Completion, n: int, eos_ids: frozenset[int]) -> Completion:
     """Return the completion, with an end token appended if it `stopped` without one.
 
-    `n` is the number of tokens asked for: a completion that is full gets none. `eos_ids` are the
-    edge model's end tokens, of which the lowest is added.
+    `n` is the number of tokens asked for: a completion of `n` ids gets none. `eos_ids` are the edge
+    model's end tokens, of which the lowest is appended.
     """
     ids = completion.ids
     if completion.stopped and len(ids) < n and not (ids and ids[-1] in eos_ids):

@@ -56,9 +56,9 @@ def open_engine(
 ) -> CloudModel:
     """Return the cloud model at `url`, to be asked by token ids; its vocabulary is not checked.
 
-    `engine` is a name of `ENGINES`; with "auto" the server is asked what it is. `model` names one
-    of several models there. Raises `UsageError` if the engine is unknown or takes text, and a
-    `CloudError` if "auto" does not find a known engine.
+    `engine` names the kind of server, such as "vllm"; "auto" asks the server. `key` is the API key,
+    `model` one of several models there. Raises `UsageError` if the engine is unknown or takes text,
+    and a `CloudError` if "auto" does not find a known engine.
     """
     name = _name_at(url, key, engine, model)
     made = opened(name, url, key=key, model=model)
@@ -79,13 +79,14 @@ def connect(
 ) -> CloudModel:
     """Return the cloud model at `url`, checked to work with the edge model's tokenizer `edge`.
 
-    `engine` is a name of `ENGINES`; "auto" detects the engine. `model` names one of several there,
-    `own` is the cloud model's tokenizer, and `context_filter` hides private words from the cloud.
-    An engine that takes ids is asked by ids if the vocabularies match or `own` is given. If they do
-    not match, "auto" tries its text API; an engine named in `engine` raises `VocabularyMismatch`.
-    For an unknown server "auto" tries the known text APIs, then the chat APIs, where the model
-    verifies passages of the answer; with `own`, only text APIs that need a tokenizer.
-    `CloudModel.vocabulary_check` says what was found. Raises a `CloudError` or `UsageError`.
+    `engine` names the kind of server, such as "vllm"; "auto" detects it. `key` is the API key,
+    `model` one of several models there, `own` the cloud model's tokenizer. `context_filter` hides
+    private words from the cloud. A server that takes ids is asked by ids if it has the edge model's
+    vocabulary, or if `own` is given. Otherwise "auto" asks it by text; an engine that was named, or
+    a gateway, raises `VocabularyMismatch`. At an unknown server "auto" tries the known text APIs,
+    then the chat APIs, where the model verifies passages of the answer; with `own`, only text APIs
+    that need a tokenizer. `CloudModel.vocabulary_check` says what was found. Raises a `CloudError`
+    or `UsageError`.
     """
 
     def by_text(name: str) -> CloudModel:
@@ -137,10 +138,7 @@ def _name_at(url: str, key: str | None, engine: str, model: str | None) -> str:
 def _by_any_text(
     by_text: Callable[[str], CloudModel], url: str, own: Tokenizer | None, unknown: EdgewiseError
 ) -> CloudModel:
-    """Connect in the first text or chat dialect that works; raise a `CloudError` if none does.
-
-    With the cloud's tokenizer (`own`), only dialects that need one are tried.
-    """
+    """Connect in the first text or chat dialect that works; raise a `CloudError` if none does."""
     faults: dict[str, list[str]] = {}
     busy: CloudUnavailable | None = None
     # With a tokenizer that is named, the dialect that needs it.

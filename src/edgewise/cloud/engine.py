@@ -61,10 +61,7 @@ class IoThread:
         return failed(CloudUnavailable(f"The connection to {self._name!r} was closed."))
 
     def close(self, last: Coroutine[Any, Any, None]) -> None:
-        """Cancel work that still runs, then run `last` and end the thread. Later calls do nothing.
-
-        Blocks until the thread has ended.
-        """
+        """Cancel running work, run `last`, wait until the thread ends. Later calls do nothing."""
         with self._submitting:
             closed, self._closed = self._closed, True
         # Two threads may close it: only the first ends the loop.
@@ -105,20 +102,20 @@ class IoThread:
 
 
 class Clients:
-    """Makes the `Client` (sender) of each consult of one session with a cloud model.
+    """Makes the `Client` of each consult, which names consult and session to an engine.
 
-    In engines' logs a client's random session id names the session, and its request id, made of the
-    session's and a number, names the consult.
+    One object is for one session with a cloud model. Its clients have the same random session id;
+    each has a request id of its own, made of the session id and a number, for the engine's log.
     """
 
     def __init__(self) -> None:
         self._session, self._asks = secrets.token_hex(12), 0
 
     def of(self, sent: Outgoing, end: float | None = None) -> Client:
-        """Return the client of the next consult; set its request id in `sent` too.
+        """Return a client for the next consult, and set its request id in `sent`.
 
-        `sent` counts the consult's messages. Until `end`, its deadline by `time.monotonic()`, a
-        busy engine is asked again; with None it is not.
+        `sent` counts the consult's messages. A busy engine may be asked once more before `end`, the
+        deadline by `time.monotonic()`; with None it is not.
         """
         self._asks += 1
         sent.request_id = request_id(self._session, self._asks)
@@ -182,7 +179,7 @@ class RemoteCloud(CloudModel):
 class EngineCloud(RemoteCloud):
     """A cloud model on an inference server that takes token ids, such as vLLM or llama-server.
 
-    After `check_vocabulary` the check is repeated at each reconnect: see `VocabularyCheck`.
+    After `check_vocabulary` its check is repeated on reconnects; consults fail if ids changed.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -205,8 +202,8 @@ class EngineCloud(RemoteCloud):
         """Check that the engine has the ids of `tokenizer`, the edge model's.
 
         Compares the ids of fixed strings and, if the engine detokenizes, the text of all ids, or of
-        as many as `COMPARE_SECONDS` allow. Returns what was found, in words. Raises
-        `VocabularyMismatch` or a `CloudError`.
+        as many as 20 s allow (`COMPARE_SECONDS`). Returns what was found, as a text. Raises
+        `VocabularyMismatch` if ids differ, and a `CloudError` if the engine does not answer.
         """
         check = VocabularyCheck(self.engine, lambda: self._accept(tokenizer))
         self.check_remotely(check.run(), PROBE_SECONDS + COMPARE_SECONDS, tokenizer)
@@ -214,7 +211,7 @@ class EngineCloud(RemoteCloud):
         return self.vocabulary_check
 
     async def complete(self, request: ConsultRequest, client: Client) -> Completion:
-        """Send one consult with all of its ids, of prompt and answer, and return its completion.
+        """Send a consult with all of its ids, of prompt and answer, and return its completion.
 
         `client` names the session and the consult to the engine. Raises a `CloudError`.
         """
@@ -246,8 +243,7 @@ class EngineSession(CloudSession):
 class LlamaServer(EngineCloud):
     """A cloud model served by llama.cpp's llama-server at a URL.
 
-    `key` is sent as a bearer token; `model` names one if several are served. The certificate of an
-    `https` URL is verified.
+    `key` is a bearer token; `model` names one of several. The certificate of `https` is verified.
     """
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A cloud model behind a gateway: each session has a WebSocket, on which only new ids travel."""
+"""A cloud model behind a gateway, Edgewise's own server, to which only new ids are sent."""
 
 import contextlib
 import time
@@ -39,7 +39,7 @@ PREFETCHED = 16
 
 
 class GatewayText(LlamaServerEngine):
-    """Asks a gateway for the text of ids, by HTTP requests like those of a llama-server."""
+    """Asks a gateway for the text of ids, by HTTP requests like those to a llama-server."""
 
     async def end_text(self) -> str | None:
         try:
@@ -50,10 +50,11 @@ class GatewayText(LlamaServerEngine):
 
 
 class GatewayCloud(RemoteCloud):
-    """A cloud model behind a gateway at a URL, to which a session sends only ids that it lacks.
+    """A cloud model behind a gateway (Edgewise's own server in front of engines) at a URL.
 
-    A gateway serves one model: a `model` that is named here must be this one. `key` is sent as a
-    bearer token. The certificate of an `https` URL is verified.
+    It is sent only the ids that it lacks. It serves one model: a `model` that is named here must be
+    this one. `key` is sent as a bearer token. The certificate of an `https` URL is verified.
+    `owner` is the `owned_by` in a gateway's list of models.
     """
 
     owner: ClassVar[str] = "edgewise-gateway"
@@ -79,9 +80,9 @@ class GatewayCloud(RemoteCloud):
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
         """Check that the gateway's engine has the ids of `tokenizer`, the edge model's.
 
-        Opening a session compares the ids of fixed strings. A gateway whose engine detokenizes is
-        also asked for the text of all ids, or of as many as `COMPARE_SECONDS` allow. Returns what
-        was found, in words. Raises `VocabularyMismatch` or a `CloudError`.
+        Compares the ids of fixed strings and, if the gateway detokenizes, the text of all ids, or
+        of as many as 20 s allow (`COMPARE_SECONDS`). Returns what was found, as a text. Raises
+        `VocabularyMismatch` if ids differ, and a `CloudError` if the gateway does not answer.
         """
         self.tokenizer = tokenizer_fingerprint(tokenizer)
         try:
@@ -97,12 +98,12 @@ class GatewayCloud(RemoteCloud):
         super().close()
 
     def take(self, ids: Sequence[int]) -> GatewayLink:
-        """Return a link (a session with the gateway) for an answer that sends `ids` first.
+        """Return a link (a session with the gateway) for an answer whose first request sends `ids`.
 
         Prefers the idle link whose session has the longest common prefix with `ids`, if that is at
-        least half of the ids that the gateway holds for it. Otherwise makes a new link or, if
-        `MOST_IDLE` are idle, returns the one idle for longest. The link is not idle again until
-        `give` is called with it. Call it in the I/O thread.
+        least half of the ids that the gateway holds for it. Otherwise makes a new link or, if 8
+        (`MOST_IDLE`) are idle, takes the one idle for longest. `give` makes the link idle again.
+        Call it in the I/O thread.
         """
         best = max(self._idle, key=lambda link: link.shared(ids), default=None)
         # A short prefix may be a system message alone, and the session another conversation's.
@@ -115,7 +116,7 @@ class GatewayCloud(RemoteCloud):
         return best
 
     async def give(self, link: GatewayLink) -> None:
-        """Keep `link` for later answers. Beyond `MOST_IDLE` the one idle for longest is closed."""
+        """Make `link` idle, for later answers; of over 8, the one idle for longest is closed."""
         self._idle.append(link)
         if len(self._idle) > MOST_IDLE:
             self.links.discard(oldest := self._idle.pop(0))
@@ -125,8 +126,8 @@ class GatewayCloud(RemoteCloud):
         """Raise a `CloudError` unless the gateway serves the right model, with unchanged ids.
 
         `served` is the model's name, as a new connection reports it; `self.model`, if set, must
-        equal it. Some ids must decode to the same text as when the vocabulary was checked; this is
-        tested only if the gateway detokenizes, and the last test is older than `FRESH_SECONDS`.
+        equal it. Some ids must decode to the same text as when the vocabulary was checked. That is
+        tested at most once a second, and only if the gateway detokenizes.
         """
         if self.model not in (None, served):
             raise CloudRejected(
@@ -145,7 +146,7 @@ class GatewayCloud(RemoteCloud):
         self._compared = time.monotonic()
 
     async def socket(self) -> ClientConnection:
-        """Open a WebSocket to the gateway. Raises a `CloudError`."""
+        """Open a WebSocket to the gateway. Raises a `CloudError` if that fails."""
         secure = self.name.startswith("https:")
         try:
             return await _Connect(
@@ -201,7 +202,7 @@ class GatewayCloud(RemoteCloud):
 class GatewaySession:
     """The session of a `GatewayCloud`: consults and prefetches send the ids that the gateway lacks.
 
-    The ids of the first request decide which link is used (`GatewayCloud.take`) until `close`.
+    The ids of its first request decide which link it uses until `close` (`GatewayCloud.take`).
     """
 
     def __init__(self, gateway: GatewayCloud) -> None:

@@ -1,6 +1,6 @@
-"""A device's session with a gateway, over connections that come and go.
+"""A device's session with a gateway, which outlives its connections.
 
-A connection that breaks or cannot be made is tried again, with random pauses, until the consult's
+If a connection breaks or cannot be made, another is tried after a random pause, until the consult's
 deadline. The gateway then says how much of the session it still holds; the rest is sent again.
 """
 
@@ -89,7 +89,7 @@ class Broken(Exception):
 
 
 class GatewayLink:
-    """A session with a gateway that survives broken links; for the I/O thread's event loop only."""
+    """A session with a gateway that survives broken connections. Use it in the I/O thread only."""
 
     def __init__(
         self,
@@ -124,9 +124,9 @@ class GatewayLink:
         return common_prefix(self._ledger.ids, ids)
 
     async def ask(self, request: ConsultRequest) -> Completion:
-        """Send one consult and return its completion; reconnect if needed, until the deadline.
+        """Send one consult and return its completion; reconnect if needed.
 
-        Raises a `CloudError`. The caller must cancel the call at the deadline (`IoThread` does).
+        Raises a `CloudError` if it fails. The caller must cancel it after `request.deadline` s.
         """
         if (most := max(request.n, request.verify)) > MAX_SPAN:
             raise CloudRejected(
@@ -163,7 +163,7 @@ class GatewayLink:
     async def prefetch(self, ids: list[int], sent: Outgoing) -> None:
         """Send those of `ids` (prompt and answer) that the gateway lacks; `sent` counts them.
 
-        If the connection breaks or cannot be made, returns. Raises a `CloudError` for other faults.
+        If the connection breaks or cannot be made, just returns; other faults raise a `CloudError`.
         """
         with contextlib.suppress(Broken):
             async with self._sending:
@@ -174,9 +174,9 @@ class GatewayLink:
                     await self._send(Prefetch(position, new_ids, self._ledger.checksum), sent)
 
     async def connect(self, sent: Outgoing) -> Opened:
-        """Connect, open or resume the session, and return the gateway's reply.
+        """Connect to the gateway, open or resume the session there, and return the gateway's reply.
 
-        `sent` counts the opening message. Raises a `CloudError`.
+        `sent` counts the opening message. Raises a `CloudError` if any of this fails.
         """
         socket = await self._connect()
         try:

@@ -36,10 +36,9 @@ class Host(NamedTuple):
 def hosts_of(
     listed: str | None, setting: Literal["cloud_hosts", "edge_hosts", "trust"] = "cloud_hosts"
 ) -> tuple[Host, ...] | None:
-    """Parse a list of hosts separated by commas, each with or without a port.
+    """Parse a list of hosts separated by commas, each with or without a port; None gives None.
 
-    Returns None if `listed` is None. Raises `UsageError`, which names `setting`, for a part that is
-    no host and for an empty list.
+    Raises `UsageError`, which names `setting`, for a part that is no host and for an empty list.
     """
     if listed is None:
         return None
@@ -51,7 +50,7 @@ def hosts_of(
 
 
 def require_allowed(url: str, hosts: Sequence[Host] | None) -> None:
-    """Raise `UsageError` if the cloud model's `url` is not at one of `hosts`. Connects to nothing.
+    """Raise `UsageError` if the cloud model's `url` is not at one of `hosts`. Looks up no address.
 
     `hosts` are those of the setting `cloud_hosts`; with None every URL is allowed.
     """
@@ -75,7 +74,7 @@ def require_near(url: str, hosts: Sequence[Host] | None) -> None:
     """Raise `AddressError` if prompts may not go to the edge model's server at `url`.
 
     Allowed are this machine, addresses of private networks and `hosts` (setting `edge_hosts`). Any
-    name but localhost must be in `hosts`. A query, fragment or user in `url` is refused.
+    name but localhost must be one of `hosts`. A query, fragment or user in `url` is refused.
     """
     host = _host_in(url)
     parts = urlsplit(url) if host is not None else None

@@ -35,7 +35,7 @@ class LocalCloud(CloudModel):
     """A cloud model in this process: `model`, a large model that was loaded as edge models are.
 
     Nothing leaves the machine. The edge model must have the same vocabulary, unless an `Adapter` is
-    put around this model. `close` fails running consults at their next token, then closes `model`.
+    put around this model. On `close` running consults fail at their next token; `model` is closed.
     """
 
     def __init__(self, model: EdgeModel) -> None:
@@ -94,7 +94,7 @@ class LocalSession(CloudSession):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cloud")
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Send a consult to the thread. A cancelled one ends before its next token or batch."""
+        """Queue a consult for the thread; if cancelled, it ends before its next token or batch."""
         # The thread's own future cannot be cancelled any more once the thread works on it.
         asked, end = Future[Completion](), time.monotonic() + request.deadline
         done = self._submit(partial(self._answer, request, end, asked))

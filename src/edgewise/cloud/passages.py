@@ -1,8 +1,8 @@
-"""Passages: the pieces of an answer that a chat model verifies, its prompt and its verdicts.
+"""Passages, the pieces of an answer that a chat model verifies: its prompt and its verdicts.
 
 The chat model sees the conversation, the answer so far and the next sentences, numbered. It replies
-how many of these stand (are accepted), and gives a replacement for the next one. Its reply is
-treated as data: it can change the answer, and nothing else.
+how many of these, from the first on, are accepted, and gives a replacement for the one after
+them. Its reply is treated as data: it can change the answer, and nothing else.
 """
 
 import json
@@ -56,7 +56,7 @@ _TOLD = 20
 class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A chat model's judgement of a passage.
 
-    The first `stand` sentences are accepted; `replacement` is put in place of the next, if any.
+    The first `stand` sentences are accepted; `replacement` is a text for the next, None if all are.
     """
 
     stand: int
@@ -64,11 +64,11 @@ class Verdict(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ends_passage(text: str, tokens: int, *, code: bool) -> bool:
-    """Whether a passage may end here; `text` is the passage so far, of `tokens` tokens.
+    """Whether a passage may end after `text`, the passage so far, which has `tokens` tokens.
 
-    A passage may end after a paragraph or a whole fenced code block; from `LONGEST` tokens on after
-    any line and, outside code, any sentence; from `MOST` on anywhere. The caller checks that it has
-    at least `SHORTEST` tokens. `code` says whether `text` begins inside a fenced code block.
+    It may end after a paragraph or a whole fenced code block; from 128 tokens (`LONGEST`) on after
+    any line and, outside code, any sentence; from 192 (`MOST`) on anywhere. The caller checks the
+    minimum of 32 (`SHORTEST`). `code` says whether `text` begins inside a fenced code block.
     """
     inside = in_code(text, code)
     if not inside and (_closes(text) or text.endswith("\n\n")):
@@ -137,7 +137,7 @@ def question(
 def of_form(reply: str) -> Verdict:
     """Parse the JSON object in a chat model's reply; text around it is ignored.
 
-    Raises `NothingUsable` if there is none, or none with exactly the fields of a `Verdict`.
+    Raises `NothingUsable` unless the object has exactly the fields of a `Verdict`.
     """
     begin, end = reply.find("{"), reply.rfind("}")
     text = reply[max(begin, 0) : end + 1]
@@ -152,7 +152,7 @@ def of_form(reply: str) -> Verdict:
 
 
 def verdict_of(reply: str, sentences: Sequence[str]) -> Verdict:
-    """Parse a chat model's reply: a JSON object with the fields of a `Verdict` on `sentences`.
+    """Parse a chat model's reply to a `question` about `sentences`, and check it.
 
     The replacement gets the blanks around the old sentence. Raises `NothingUsable` if the reply is
     no verdict (see `of_form`), or contradicts itself: for example if it replaces a sentence by the

@@ -1,7 +1,7 @@
 """A cloud model behind a chat API that cannot continue a text: it verifies passages instead.
 
-The session is asked to verify the last ids of an answer, as with any cloud model that verifies. It
-replies how many of them are accepted, and gives a replacement for the sentence after those.
+A session is asked to verify draft tokens, the last ids of an answer. It returns how many of them
+are accepted, and ids to replace the sentence after the accepted ones.
 """
 
 import codecs
@@ -88,8 +88,8 @@ class ReaderCloud(ApiCloud):
         """Check that the API gives verdicts: it is sent a passage with an obvious mistake.
 
         `reads_well` becomes False if neither of two replies finds the mistake. Returns how the
-        model is used, in words. Raises `VocabularyMismatch` if `tokenizer` is not the edge model's,
-        and a `CloudError`: `CloudRejected` if a reply is not of a verdict's form.
+        model is used, as a text. Raises `VocabularyMismatch` if this object was made for another
+        edge model, and a `CloudError`: `CloudRejected` if a reply is not of a verdict's form.
         """
         self.require_edge(tokenizer)
         begun = time.monotonic()
@@ -106,7 +106,7 @@ class ReaderCloud(ApiCloud):
     async def verdict(
         self, messages: Sequence[Message], client: Client = NOBODY
     ) -> TextContinuation:
-        """Send the messages of a `question`; return the reply, to be parsed with `verdict_of`.
+        """Send `messages`, made by `question`; return the reply, to be parsed with `verdict_of`.
 
         `client` names the session and the consult to the API. Raises a `CloudError`.
         """
@@ -129,8 +129,11 @@ class ReaderCloud(ApiCloud):
 
 
 class ReaderSession(CloudSession):
-    """The session of a `ReaderCloud`. Each consult is a chat of its own, which states everything:
-    the conversation, the answer so far and the sentences to verify."""
+    """The session of a `ReaderCloud`.
+
+    Each consult is a chat of its own, which states everything: the conversation, the answer so far
+    and the sentences to verify.
+    """
 
     def __init__(self, cloud: ReaderCloud, prompt: Prompt) -> None:
         self._cloud, self._edge, self._prompt = cloud, cloud.edge, prompt
@@ -141,10 +144,10 @@ class ReaderSession(CloudSession):
     def ask(self, request: ConsultRequest) -> Future[Completion]:
         """Ask for a verdict on the request's last `verify` ids; return the completion's future.
 
-        The completion's `stand` counts the accepted ids; its `ids` replace the sentence that begins
-        there, and what follows that sentence is to be dropped. If the request has an `n`, they are
-        a whole new answer instead, of at most `n` ids. The future fails with a `CloudError`. Raises
-        `Blocked` if the context filter forbids sending.
+        `stand` of the completion is the number of accepted ids. `ids` replace the sentence after
+        these; the draft tokens after that sentence are to be dropped. If the request has an `n`,
+        the cloud writes a whole answer of at most `n` ids instead, and `stand` is 0. The future
+        fails with a `CloudError`. Raises `Blocked` if the context filter forbids sending.
         """
         if not request.verify and len(request.ids) > len(self._prompt.ids):
             return failed(CloudRejected(f"{self._cloud.name!r} continues no answer."))

@@ -1,4 +1,4 @@
-"""The record of what was sent to cloud models: counts for each answer, on demand every message.
+"""The record of what is sent to cloud models: counts for each answer and, if wanted, each message.
 
 A session adds each message to an `Outgoing` before it leaves. Every `Outgoing` of an answer is made
 by its `SentAnswer`, so nothing is sent unrecorded. Counts hold no text and stay in memory.
@@ -55,7 +55,7 @@ class SentRecord:
     def answer(self, prompt: Prompt, cloud: str, tokenizer: Tokenizer) -> "SentAnswer":
         """Begin the record of a new answer to `prompt`, and return it.
 
-        `cloud` is the cloud model's name, or its URL; `tokenizer` is that of the ids that are sent.
+        `cloud` is the cloud model's name, or its URL; `tokenizer` decodes the ids that are sent.
         """
         host = urlsplit(cloud).netloc or cloud if "://" in cloud else cloud
         made = SentAnswer(self, self.conversation(prompt), host, tokenizer)
@@ -82,8 +82,8 @@ class SentRecord:
     def edge(self, host: str, message: bytes) -> None:
         """Record a JSON message that is about to be sent to the edge model's server at `host`.
 
-        It is written to the file `payloads`; without this file nothing is recorded. If this raises
-        `EdgeError`, the message must not be sent.
+        It is written to the record's `PayloadsFile`; without one nothing is recorded. Raises
+        `EdgeError` if it cannot be written: then the message must not be sent.
         """
         if self.payloads is None:
             return
@@ -100,7 +100,7 @@ class SentRecord:
         self._secret = secrets.token_bytes(32)
 
     def answers(self) -> "list[SentAnswer]":
-        """Return the answers that sent something, of the last `KEPT_ANSWERS`, oldest first."""
+        """Return which of the last 100 answers (`KEPT_ANSWERS`) sent something, oldest first."""
         with self.lock:
             return [one for one in self._answers if one.sums.bytes]
 
@@ -108,10 +108,10 @@ class SentRecord:
 class SentAnswer:
     """The record of what one answer sent to a cloud model; made by `SentRecord.answer`.
 
-    `at` is when the answer began, in seconds since 1970; `answer` is a random name for it, and
-    `conversation` that of its conversation. `host` is where the cloud model is. `sums` counts
-    requests, the bytes of their bodies, and the token ids in them: an id that is sent twice counts
-    twice, and one sent as text does not count.
+    `at` is when the answer began, in seconds since 1970; `answer` and `conversation` name it and
+    its conversation, in 8 hex digits each. `host` is where the cloud model is. `sums` counts
+    consults and prefetches that sent something, the bytes of their messages, and the token ids in
+    these: an id that is sent twice counts twice, and one sent as text does not count.
     """
 
     def __init__(
@@ -125,15 +125,15 @@ class SentAnswer:
         self._numbers = itertools.count()
 
     def consult(self, ids: Sequence[int], max_requests: int | None = None) -> Outgoing:
-        """Return an `Outgoing` that records what a consult on `ids` (prompt and answer) sends.
+        """Return an `Outgoing` to record what one consult sends; its `ids` are prompt and answer.
 
-        At most `max_requests` billed messages may be sent for it, repeated ones included (None: no
-        limit); its `add` raises `CloudUnavailable` for more.
+        Its `add` raises `CloudUnavailable` for more than `max_requests` billed messages, repeated
+        ones included; None sets no limit.
         """
         return Outgoing(ids, self._recorder("consult"), max_requests)
 
     def prefetch(self, ids: Sequence[int]) -> Outgoing:
-        """Return an `Outgoing` that records what a prefetch of `ids` (all so far) sends."""
+        """Return an `Outgoing` to record what a prefetch of `ids` (prompt and answer) sends."""
         return Outgoing(ids, self._recorder("prefetch"))
 
     def prefetching(self, under_way: futures.Future[None]) -> None:
@@ -206,7 +206,7 @@ class PayloadsFile:
             ) from error
 
     def write(self, payload: dict[str, object]) -> None:
-        """Write a message before it is sent. If this raises `CloudUnavailable`, do not send it."""
+        """Append a message before it is sent. If this raises `CloudUnavailable`, do not send it."""
         try:
             _append(self._path, msgspec.json.encode(payload) + b"\n")
         except OSError as error:

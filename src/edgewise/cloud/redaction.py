@@ -1,10 +1,10 @@
 """Hiding private words from a cloud model: what a context filter must do, and the setting `redact`.
 
-A context filter decides what a cloud model sees of a conversation. It works on text, in which
-placeholders can stand for words. So with a filter every cloud model is asked as one of another
-vocabulary is: it gets the filtered text or, if it takes token ids, this text encoded anew. Without
-a filter a cloud model of the edge's vocabulary is sent the very ids that the edge model reads. The
-filter that `redact` sets up, and its detectors, are an optional part (`options/redact`).
+A context filter decides which text of a conversation a cloud model is shown, with placeholders in
+place of private words. With a filter, every cloud model is asked as one of another vocabulary is:
+it gets the filtered text or, if it takes token ids, this text encoded anew. Without one, a cloud
+model of the edge model's vocabulary gets the edge model's own ids. The filter that `redact` sets
+up, and its detectors, are an optional part (`options/redact`).
 """
 
 import re
@@ -29,10 +29,7 @@ LONGEST = 200
 
 
 class Span(NamedTuple):
-    """A private word in a text: the characters from `start` to before `end`.
-
-    `label` is one of the detector's `labels`.
-    """
+    """A private word in a text, `text[start:end]`. `label` is one of its detector's `labels`."""
 
     start: int
     end: int
@@ -44,14 +41,11 @@ class Detector(Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels of its spans: capitals and underscores, such as EMAIL (shown as <EMAIL_1>)."""
+        """Labels of its spans: capitals and underscores, such as EMAIL (shown as <EMAIL_1>)."""
         ...
 
     def find(self, text: str) -> Iterable[Span]:
-        """Return the private words in `text`, in any order; they may overlap.
-
-        If this raises an error, nothing is sent to the cloud.
-        """
+        """Return the private words in `text`; they may overlap. If this raises, nothing is sent."""
         ...
 
 
@@ -84,14 +78,14 @@ def _as_it_is(reply: str, *, ended: bool, begun: str | None = None) -> Restored:
 
 
 class FilteredAnswer(NamedTuple):
-    """What the cloud model is shown of an unfinished answer: its `text`, with placeholders.
+    """What the cloud model is shown of the answer so far: its `text`, with placeholders.
 
-    Once the answer is longer, its new `text` should begin with this one, so that the cloud's KV
-    cache is of use. `restored(reply, ended=...)` returns a `Restored` of `reply`, which is what the
-    cloud wrote after `text`; `ended` says whether the reply is complete. For a reply that replaces
-    an earlier part of the answer, pass what is before that part as `begun` (described at
-    `FilteredContext.answer`). `words` are the private words: where each begins and ends in the
-    answer, and the length of its placeholder.
+    When the answer grows, the next `text` should begin with this one, so that the cloud's KV cache
+    is of use. `restored(reply, ended=...)` puts the private words back into `reply`, what the cloud
+    wrote after `text`, and returns a `Restored`; `ended` says whether the reply is complete. If a
+    reply replaces part of the answer, pass what is before that part as `begun` (see
+    `FilteredContext.answer`). `words` are the private words, as (start, end, length of the
+    placeholder) in characters of the answer.
     """
 
     text: str
@@ -99,10 +93,7 @@ class FilteredAnswer(NamedTuple):
     words: Sequence[tuple[int, int, int]] = ()
 
     def shown(self, end: int) -> int | None:
-        """Return how many characters of `text` stand for the first `end` of the answer.
-
-        None if the answer's first `end` characters end inside a private word.
-        """
+        """Convert `end`, an index of the answer, to one of `text`; None inside a private word."""
         if any(start < end < stop for start, stop, _ in self.words):
             return None
         return end + sum(size - (stop - start) for start, stop, size in self.words if stop <= end)
@@ -119,10 +110,10 @@ class FilteredContext(Protocol):
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
         """Return what the cloud may see of `written`, the answer so far.
 
-        `begun` is the answer with the control tokens that mark tool calls, which `written` lacks:
-        by them the filter knows whether a reply is inside a call. None: there are none. Raises
-        `Blocked` if `written` may not be sent. The error's `open` is True if the only reason is the
-        end of `written`, which could be the beginning of a private word.
+        `begun` is the same text with the control tokens that mark tool calls: by them the filter
+        knows whether a reply is inside a call. None: there are none. Raises `Blocked` if `written`
+        may not be sent; the error's `open` is True if the only reason is that `written` may end
+        inside a private word.
         """
         ...
 
@@ -140,7 +131,7 @@ class ContextFilter(Protocol):
         ...
 
     def of(self, before: Context) -> FilteredContext:
-        """Filter `before`, a prompt's text. Raises `Blocked` if none of it may be sent."""
+        """Filter `before`, a prompt's text. Raises `Blocked` if it may not be sent."""
         ...
 
 
@@ -165,7 +156,8 @@ WORDS = "words"
 class Redaction(NamedTuple):
     """The setting `redact`: which private words to hide, and how.
 
-    `treatments` maps classes of words, such as "email", to a `Treatment`; the user lists `words`.
+    `treatments` maps classes of words, such as "email", to "mask" (send a placeholder) or "local"
+    (send neither the word nor what follows). `words` are those that the user listed in files.
     """
 
     treatments: Mapping[str, Treatment]
@@ -180,9 +172,9 @@ class Redaction(NamedTuple):
 def redaction_of(redact: str | None) -> Redaction:
     """Parse the setting `redact`, such as "on,iban=local,@FILE"; None or "off" hides nothing.
 
-    Each part is a word list (@FILE), a class of private words, or "on" for all classes in `EXACT`;
-    "=" and a `Treatment` may follow a class ("mask" is the default). Raises `UsageError` if the
-    setting or a word list is invalid.
+    Each part is a file that lists private words ("@FILE"), a class such as "iban", or "on" for all
+    classes in `EXACT`. A class or "on" may have a treatment: "=mask" (the default), "=local" or
+    "=allow". Raises `UsageError` if the setting or a word list is invalid.
     """
     if redact is None or redact.strip() == "off":
         return Redaction({})
@@ -223,7 +215,8 @@ def _item(one: str) -> dict[str, Treatment]:
 def words_of(files: Sequence[str]) -> tuple[str, ...]:
     """Return the private words in these files (one a line) without repeats; () for no files.
 
-    Raises `UsageError` unless they hold 1 to `MOST` words of 2 to `LONGEST` characters, in UTF-8.
+    Raises `UsageError` unless each file is UTF-8 and has a word, each word has 2 to 200 characters,
+    and there are at most 10,000.
     """
     words = dict[str, None]()
     for name in files:
@@ -246,7 +239,10 @@ def words_of(files: Sequence[str]) -> tuple[str, ...]:
 
 
 def filter_of(redact: str | None) -> ContextFilter | None:
-    """Return the filter for the setting `redact`; None if it hides nothing. Raises `UsageError`."""
+    """Return the filter for the setting `redact`; None if it hides nothing.
+
+    Raises `UsageError` if the setting or a word list is invalid, or a detector cannot be loaded.
+    """
     rules = redaction_of(redact)
     return FILTERS.load("redact")(rules) if rules.treatments else None
 

@@ -1,7 +1,7 @@
 """Cloud engines by name: servers that take ids, APIs that take text, and Edgewise's gateway.
 
-The gateway is Edgewise's own server in front of such servers. Packages may add engines. An engine
-is detected by its `owner`: the `owned_by` that a server gives its models in `/v1/models`.
+A gateway is Edgewise's own server in front of such servers. Packages may add engines. An engine is
+detected by its `owner`: the `owned_by` that a server gives its models in `/v1/models`.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class UnknownEngine(CloudRejected):
 
 
 def check_name(engine: str) -> None:
-    """Raise `UsageError` unless `engine` is "auto" or a name of `ENGINES`."""
+    """Raise `UsageError` unless `engine` is "auto" or a known engine's name, such as "vllm"."""
     if engine != AUTO and engine not in ENGINES:
         known = [AUTO, *ENGINES.names()]
         raise UsageError(
@@ -84,9 +84,9 @@ def check_name(engine: str) -> None:
 
 
 def entry_of(name: str) -> Any:
-    """Return the entry `name` of `ENGINES`; if it describes a server, as an instance of its class.
+    """Return what stands for the engine `name`: an `IdServer`, a `TextServer`, or a callable.
 
-    Raises `UsageError` for an unknown name.
+    A callable makes a client from a URL, `key` and `model`. Raises `UsageError` for unknown names.
     """
     entry = ENGINES.load(name)
     described = isinstance(entry, type) and issubclass(entry, IdServer | TextServer)
@@ -103,11 +103,11 @@ def takes_text(name: str) -> bool:
 def opened(
     name: str, url: str, *, key: str | None = None, model: str | None = None, **options: Any
 ) -> Any:
-    """Make the engine of that name at `url`; `key` is the API key, `model` the model's name there.
+    """Make a client of the engine `name` at `url`; `key` is the API key, `model` the model's name.
 
     Returns an `HttpEngine` for a server that takes token ids, a `TextEngine` for an API that takes
-    text, a `CloudModel` for a gateway. `options` are further arguments for the last two: pass the
-    cloud model's `tokenizer` if Edgewise applies the chat template (`TextServer.renders`).
+    text, a `CloudModel` for a gateway. `options` go to the last two: an API whose chat template
+    Edgewise applies (`TextServer.renders`) needs the cloud model's `tokenizer`.
     """
     entry = entry_of(name)
     if isinstance(entry, IdServer):
@@ -120,7 +120,7 @@ def opened(
 def engine_by_ids(
     name: str, url: str, *, key: str | None = None, model: str | None = None
 ) -> HttpEngine:
-    """Make the engine of that name at `url`. Raises `UsageError` if it takes no token ids."""
+    """Make a client of the engine `name` at `url`. Raises `UsageError` if it takes no token ids."""
     entry = entry_of(name)
     by_ids = isinstance(entry, type) and issubclass(entry, HttpEngine)
     if not by_ids and not isinstance(entry, IdServer):
@@ -134,15 +134,15 @@ def engine_by_ids(
 
 
 def owners() -> dict[str, str]:
-    """Return the engines that `engine_at` detects: a dict from their `owned_by` to their name."""
+    """Return the names of the engines that `engine_at` detects, by their models' `owned_by`."""
     return {entry_of(name).owner: name for name in (*BY_IDS, GATEWAY, "edgewise")}
 
 
 async def engine_at(url: str, *, key: str | None = None, model: str | None = None) -> str:
     """Detect the engine or the gateway at `url`, and return its name in `ENGINES`.
 
-    The server's list of models says so, by `owned_by`: that of `model` or, if `owners` lacks it,
-    the first that `owners` has. Raises `UnknownEngine` if it has none of them or the reply is no
+    It is known by the `owned_by` of `model` in `/v1/models` or, if `owners` lacks that, by the
+    first one listed that `owners` has. Raises `UnknownEngine` if there is none or the reply is no
     such list, and another `CloudError`, for example if the server does not answer.
     """
     lister = Endpoint(url, key=key)

@@ -35,7 +35,7 @@ def today() -> str:
 
 
 class DailyTotal:
-    """Sums of costs by day and currency, in the file `path`. Threads and processes may share it."""
+    """Costs summed by day and currency in a SQLite file, which processes and threads may share."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class DailyTotal:
         self._inode: tuple[int, int] | None = None
 
     def require_usable(self) -> None:
-        """Raise `UsageError` if the file cannot be read or written."""
+        """Raise `UsageError` if the file cannot be created, read or written."""
         try:
             self._add(today(), "", Decimal(0), None)
         except (sqlite3.Error, OSError, InvalidOperation) as error:
@@ -58,7 +58,7 @@ class DailyTotal:
     def add(self, day: str, currency: str, cost: Decimal, most: Decimal | None = None) -> bool:
         """Add `cost` to a day's sum unless that then exceeds `most`; return whether it was added.
 
-        With `most` None, or `cost` below 0, it always is. False, logged once, for an unusable file.
+        With `most` None, or `cost` up to 0, always. False, logged once, if the file cannot be used.
         """
         try:
             return self._add(day, currency, cost, most)

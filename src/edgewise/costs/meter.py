@@ -1,4 +1,4 @@
-"""Costs of answers, costs of the cloud model alone, and whether another request may be sent.
+"""What answers cost, what the cloud alone would have cost, and whether to send another request.
 
 Finished requests count as the provider's usage report bills them, requests in flight at the most
 that they may cost. The decoding loop calls `AnswerCosts.admits` before each request and `sent`
@@ -27,10 +27,10 @@ from edgewise.errors import CloudError, CloudUnavailable
 from edgewise.events import AnswerCost
 
 UNLIMITED = 1 << 30
-"""What `AnswerCosts.admits` returns where no limit applies to a consult's HTTP requests."""
+"""What `AnswerCosts.admits` returns if the number of HTTP requests is not limited."""
 
 REMEMBERED = 64
-"""How many answers' ids are remembered, since the provider's cache may hold them."""
+"""How many answers' ids are remembered, as the provider's cache may hold them."""
 
 
 class Limits(NamedTuple):
@@ -53,7 +53,7 @@ class CostReport(NamedTuple):
     answers: int = 1
 
     def shown(self, price: Price) -> AnswerCost:
-        """Return the costs at these prices as an `AnswerCost`, the form in events and replies."""
+        """Return the costs at `price` as an `AnswerCost`, the form in events and replies."""
         paid = price.of(self.billed)
         return AnswerCost(
             paid=float(paid),
@@ -75,8 +75,7 @@ class Billing:
     ) -> None:
         """`limits` None stands for `Limits()`; `daily` has the day's total, for `limits.day`.
 
-        If that is set, a `daily` file that cannot be used raises `UsageError`, and without `daily`
-        no request is admitted.
+        If that is set, an unusable `daily` raises `UsageError`, and `daily` None admits no request.
         """
         self.price, self.limits, self.daily = price, limits or Limits(), daily
         if self.limits.day is not None and daily is not None:
@@ -86,11 +85,11 @@ class Billing:
         self.forget()
 
     def savings(self) -> AnswerCost:
-        """Return what all ended answers since `forget` cost, and saved over the cloud alone."""
+        """Return what ended answers cost since `forget`, and how much less than the cloud alone."""
         return self.sums.shown(self.price)
 
     def add(self, report: CostReport) -> None:
-        """Add the costs of an answer that is over to the sums."""
+        """Add the costs of an answer that has ended to the sums that `savings` returns."""
         with self._lock:
             billed, alone, answers = self.sums
             self.sums = CostReport(
@@ -98,12 +97,12 @@ class Billing:
             )
 
     def remember(self, ids: Sequence[int]) -> None:
-        """Keep `ids`, which an answer sent, for `sent_before`; of the last `REMEMBERED` answers."""
+        """Keep the ids that an answer sent, for `sent_before`; only of the last 64 answers."""
         with self._lock:
             self._sent.append(np.asarray(ids, np.int32))
 
     def sent_before(self, ids: Sequence[int]) -> int:
-        """Return how many leading `ids` a remembered answer sent: the provider may cache them."""
+        """Return how many leading `ids` a remembered answer sent, too: they may be in a cache."""
         wanted, most = np.asarray(ids, np.int32), 0
         # The lock for the copy alone: prompts may be long, and other answers need it.
         with self._lock:
@@ -115,7 +114,7 @@ class Billing:
         return most
 
     def forget(self) -> None:
-        """Start new sums of costs; limits, remembered ids and the day's total stay."""
+        """Set the sums of `savings` to 0; limits, remembered ids and the day's total stay."""
         with self._lock:
             self.sums = CostReport(answers=0)
 
@@ -125,10 +124,11 @@ VERDICT = 32
 
 
 class CloudTokens:
-    """Counts tokens of an answer in the cloud's vocabulary, or estimates them.
+    """Counts the tokens of an answer in the cloud's vocabulary, or estimates them.
 
-    The counts are exact where cloud and edge have one vocabulary (`shared`); else by the cloud's
-    tokenizer if known, else by the ratio of billed tokens to the edge's ids (1 at first).
+    Where cloud and edge have one vocabulary (`shared`) the counts are exact. Else the cloud's
+    tokenizer counts, if known. If not, the number of the edge's ids is multiplied by the billed
+    tokens per id in the last usage report (1 at first).
     """
 
     def __init__(self, prompt: Sequence[int], edge: Tokenizer, cloud: CloudModel | None) -> None:
@@ -141,7 +141,7 @@ class CloudTokens:
         self.asks = sum(len(edge.encode(one.content)) for one in said)  # ids beside the text
 
     def question(self, position: int) -> int:
-        """Return the tokens that a `ReaderCloud`'s instructions add to one on `position` ids."""
+        """Return the tokens that instructions to judge text add to a request on `position` ids."""
         return round(self.asks * self._ratio) if position > self.start else 0
 
     @cached_property
@@ -154,10 +154,10 @@ class CloudTokens:
         return self._count(ids[self.start :])
 
     def measured(self, tokens: int, written: int, position: int) -> None:
-        """Correct the counts by the usage report of a request, unless they are exact (`shared`).
+        """Correct the counts by a request's usage report, unless they are exact (`shared`).
 
-        The request was for what follows the first `position` ids (of prompt and answer). By the
-        report they are `tokens` prompt tokens, of which about `written` are the answer's.
+        The request was for what follows the first `position` ids (of prompt and answer). These are
+        `tokens` prompt tokens by the report, about `written` of them the answer's.
         """
         if not self.shared:
             asks = self.asks if position > self.start else 0
@@ -178,8 +178,8 @@ class CloudTokens:
 class _Call(NamedTuple):
     """A request to the cloud after `position` ids, `written` tokens of which are the answer's.
 
-    It has `tokens` prompt tokens, takes at most `requests` HTTP requests for `each` tokens each,
-    and is probably billed `likely`. `before` of the ids were sent before.
+    It has `tokens` prompt tokens, takes up to `requests` HTTP requests for `each` tokens each, and
+    is probably billed `likely`. `before` of the ids were sent before.
     """
 
     position: int
@@ -218,7 +218,7 @@ class _Call(NamedTuple):
 
 
 class AnswerCosts:
-    """The costs of one answer. Not thread-safe. `limited` says whether any limit is set."""
+    """The costs of one answer. Not thread-safe. `limited`: whether any of `Limits` is set."""
 
     def __init__(
         self,
@@ -231,8 +231,7 @@ class AnswerCosts:
     ) -> None:
         """`requests` is `CloudModel.requests`; `tokens` counts in the cloud's vocabulary.
 
-        `whole`: no stop string and no full context can cut a completion short. With `cloud_alone`
-        the cloud writes everything, and `Limits.alone` does not apply.
+        `whole`: no stop string or full context cuts a completion. `cloud_alone`: no `Limits.alone`.
         """
         self._billing, self._price, self._limits = billing, billing.price, billing.limits
         if cloud_alone:
@@ -251,16 +250,16 @@ class AnswerCosts:
         self._sent: tuple[list[int], int] = [], 0  # by the last consult, and what it asked for
 
     def without_edge(self) -> None:
-        """Lift `Limits.alone`; called when the edge is lost, and the cloud writes all the rest."""
+        """Lift `Limits.alone`: the edge model is lost, and the cloud writes all the rest."""
         self._limits = self._limits._replace(alone=False)
 
     def admits(self, ids: Sequence[int], n: int, verify: int = 0) -> int:
-        """Return how many HTTP requests a consult may send; 0: the limits forbid it.
+        """Return how many HTTP requests a consult may send; 0 if a limit forbids it.
 
         The consult is for `n` tokens after `ids`, or for verdicts on the last `verify` ids. It may
-        need several requests, or repeat one after a broken connection. The number is `UNLIMITED`
-        if neither `Limits.answer` nor `Limits.day` is set. If the latter is, the most that the
-        requests may cost is added to the day's total now.
+        need several requests, or repeat one after a broken connection. If it is allowed, and
+        neither `Limits.answer` nor `Limits.day` is set, the number is `UNLIMITED`. With
+        `Limits.day` the most that the requests may cost is added to the day's total now.
         """
         self._settle()
         spent = self._price.of(self._billed())
@@ -284,7 +283,7 @@ class AnswerCosts:
     def sent(self, ids: Sequence[int], n: int, sent: Outgoing, future: Future[Completion]) -> None:
         """Record that a consult that `admits` allowed is on its way, for `n` tokens after `ids`.
 
-        `sent` counts what leaves for it, `future` brings its completion: they tell what it cost.
+        What it cost follows from `sent`, which counts what leaves, and `future`, its completion.
         """
         before = self._reached(ids) or self._billing.sent_before(ids)
         call = self._call(ids, n, sent, future)._replace(before=min(before, len(ids)))
@@ -308,7 +307,7 @@ class AnswerCosts:
     def close(self, ids: Sequence[int]) -> None:
         """End the answer: add its costs to `Billing` and to the day's total, if one is kept.
 
-        `ids` are prompt and answer. What `admits` added to that total is corrected to the costs.
+        `ids` are prompt and answer. In that total the costs replace what `admits` added.
         """
         report = self.report(ids)
         self._billing.add(report)

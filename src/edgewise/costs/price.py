@@ -45,12 +45,13 @@ NOTHING = BilledTokens()
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Prices in money per million tokens: uncached prompt, cached prompt, output.
+    """Prices per million tokens in `currency`: `input` (uncached) and `cached` prompt, `output`.
 
-    `cached_from`: the provider caches recent prompts of at least so many tokens. A request is then
-    expected to find the previous prompt cached, except its last `cached_from` tokens: give at least
-    the size of a block of the provider's cache. With None only what was found cached before is
-    expected again. Creating a `Price` raises `UsageError` for an invalid one.
+    `cached_from`: the provider caches recent prompts of at least so many tokens; give at least the
+    size of a block of its cache. To estimate a request's cost, the last request's prompt is
+    expected in the cache, but for its last `cached_from` tokens. With None, or once fewer tokens
+    than expected were found there, as many as were found last are expected, but none right after
+    such a miss. Raises `UsageError` if a field is invalid.
     """
 
     input: Decimal
@@ -83,7 +84,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def price_of(given: str) -> Price:
-    """Parse `price`: "IN,CACHED,OUT" (see `Price`), or a TOML file's path. Raises `UsageError`."""
+    """Return the `Price` for `given`: "IN,CACHED,OUT" or a TOML file. Raises `UsageError`."""
     parts = given.split(",")
     try:
         numbers = [Decimal(part.strip()) for part in parts]

@@ -1,7 +1,8 @@
 """The interface of an edge model: a tokenizer, weights, and sessions with one KV cache each.
 
-An engine in this process implements `EdgeModel` and a `SequenceCache`. Its sessions are instances
-of `KvSession`, which share a `Slots` object that hands out those caches.
+An engine in this process implements `EdgeModel` and, for the KV cache of one sequence,
+`SequenceCache`. Its sessions are `KvSession`s; the model's `Slots` object gives each of them a
+cache.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +34,7 @@ PROBES = (
 class Needs(Flag):
     """Flags for the parts of a `Step` that must stay readable after the engine's next decode.
 
-    `ENTROPY` stands for `Step.entropy`, and so on; `TEXT` stands for `Step.written`.
+    `ENTROPY`, `TOP`, `LOGITS`, `HIDDEN` keep the `Step` member so named, `TEXT` keeps `written`.
     """
 
     NOTHING = 0
@@ -59,8 +60,8 @@ class Written(NamedTuple):
 class Step(ABC):
     """The edge model's prediction for one position: logits, hidden state, entropy, candidates.
 
-    Logarithms are natural. The parts that were named as `needs` when the session was opened stay
-    readable. After the engine's next decode, reading another part may raise `StaleStepError`.
+    Logarithms are natural. The engine's next decode may overwrite the parts that were not named as
+    `needs` in the call of `EdgeModel.session`; reading one of them then raises `StaleStepError`.
     """
 
     _written: Written | None
@@ -82,13 +83,13 @@ class Step(ABC):
     @property
     @abstractmethod
     def hidden(self) -> Floats:
-        """Hidden state after the final norm: float32[hidden_size]."""
+        """Hidden state after the final norm: float32[d]. `StaleStepError` if the step has none."""
 
     @property
     def written(self) -> Written:
         """All ids before the predicted position, those of the prompt too, as `Written`.
 
-        Raises `StaleStepError` at once unless the session was opened with `Needs.TEXT`.
+        Raises `StaleStepError` unless the session was opened with `Needs.TEXT`.
         """
         if self._written is None:
             raise StaleStepError("This step was computed without its text.")
@@ -109,7 +110,7 @@ class Step(ABC):
 
     @abstractmethod
     def candidates(self, k: int) -> tuple[Candidate, ...]:
-        """Return the k likeliest ids (fewer if fewer are known) with logprobs, best first."""
+        """Return the k likeliest ids with logprobs, best first; fewer if the engine has fewer."""
 
 
 class Tokenizer(Protocol):
@@ -129,7 +130,7 @@ class Tokenizer(Protocol):
     chat_template: str | None
     """The model's own Jinja chat template; None if it has none.
 
-    A tokenizer may have a second template for tool calls, as the attribute `tool_template`.
+    A tokenizer may also have an attribute `tool_template`: the template for tool calls, or None.
     """
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
@@ -161,14 +162,11 @@ class Tokenizer(Protocol):
 class EdgeSession(ABC):
     """One sequence of an edge model: its token ids and their KV cache.
 
-    Ids are queued, and the next `step` computes them. A session is used by one thread at a time.
+    New ids are queued until `step` computes them. Only one thread at a time may use a session.
     """
 
     def __init__(self, model: "EdgeModel", needs: Needs) -> None:
-        """Start without ids; `needs` is described at `EdgeModel.session`.
-
-        Raises `UsageError` if `needs` names hidden states and the engine returns none.
-        """
+        """Start without ids. Raises `UsageError` if the engine lacks needed hidden states."""
         if Needs.HIDDEN in needs and not model.abilities.hidden:
             raise UsageError(
                 f"The engine of {model.name!r} gives no hidden states",
@@ -193,13 +191,14 @@ class EdgeSession(ABC):
     def open(self, ids: Sequence[int]) -> int:
         """Make `ids` the whole sequence; return how many leading ids the KV cache already holds.
 
-        Raises `ContextOverflow` and `UsageError` as `extend` does.
+        Raises `ContextOverflow` if they do not fit, `UsageError` for unknown ids or once closed.
         """
 
     def prefill(self) -> bool:
         """Compute the next batch of queued ids, never the last id; return whether any was computed.
 
-        Calling it is optional: `step` computes whatever is left. Engines may leave all ids to it.
+        Calling it is optional, since `step` computes what is left; an engine may always return
+        False. Raises `UsageError` once closed, `ModelError` if the engine fails.
         """
         return False
 
@@ -207,15 +206,17 @@ class EdgeSession(ABC):
     def step(self) -> Step:
         """Compute the queued ids, and return the prediction of the token after the last id.
 
-        Raises `UsageError` without ids or once closed, `ModelError` or `EdgeError` on failure.
+        Raises `UsageError` without ids or once closed, `ModelError` if the engine fails,
+        `EdgeError` if the server that runs the model fails.
         """
 
     @abstractmethod
     def steps(self, ids: Sequence[int]) -> Sequence[Step]:
         """Append `ids`, compute them, and return for each the `Step` that predicts the next token.
 
-        With `EdgeAbilities.batch_logits` they run in one batch, and more ids than it holds raise
-        `UsageError`; else they run one by one. Also raises as `extend` and `step` do.
+        With `EdgeAbilities.batch_logits` they share one forward pass, else each has its own. Raises
+        `ContextOverflow` if they do not fit, `UsageError` for unknown ids, for more than one pass
+        takes (512) or once closed, `ModelError` or `EdgeError` if the engine or its server fails.
         """
 
     def extend(self, ids: Sequence[int]) -> None:
@@ -238,20 +239,20 @@ class EdgeSession(ABC):
         del self._ids[position:]
 
     def checkpoint(self, position: int) -> None:  # noqa: B027
-        """Called if `rewind(position)` may follow, before the ids behind `position` are computed.
+        """Announce a possible `rewind(position)`, before the ids behind `position` are computed.
 
         Engines that can roll back only to checkpoints save one there; others ignore the call.
         """
 
     def rest(self) -> None:  # noqa: B027
-        """Called when the next `step` is some time away, as during a request to the cloud.
+        """Announce that the next `step` is some time away, as during a request to the cloud.
 
-        An engine that batches sessions then holds no pass back for this one; others ignore it.
+        An engine that computes several sessions in one pass then does not wait for this one.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """End the session for good; its slot is free for another one."""
+        """End the session for good, and free its slot for another session."""
 
     def _check_open(self) -> None:
         if self._closed:
@@ -298,15 +299,16 @@ class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options for loading an edge model. An engine raises `UsageError` for one that it lacks.
+    """Options for loading an edge model.
 
-    `context`: most ids per session (None: the engine's choice). `threads`: CPU threads (None: the
-    engine's choice). `gpu_layers`: layers to offload to a GPU ("auto": all, if there is one).
-    `slots`: how many sessions may be open at once. `keep_prefixes`: keep the KV cache of a closed
-    session until its slot is needed, for the next turn of the conversation. An answer may then
-    differ, by rounding errors, from the same one computed anew.
+    `context`: most ids per session. `threads`: CPU threads. None leaves these two to the engine.
+    `gpu_layers`: layers to offload to a GPU ("auto": all, if there is one). `slots`: how many
+    sessions may be open at once. An engine raises `UsageError` for one of these that it cannot
+    honour. `keep_prefixes`: keep the KV cache of a closed session until its slot is needed, for the
+    next turn of the conversation. An answer may then differ, by rounding errors, from the same one
+    computed anew.
 
-    The others are for a server that runs the edge model. `model`: which of its models to use.
+    The others are only for a server that runs the edge model. `model`: which of its models to use.
     `tokenizer`: address of the model's tokenizer, if the model's file is not on this disk. `key`:
     the API key. `sent(host, body)` is called with each request's JSON body before it is sent.
     """
@@ -327,11 +329,13 @@ Claim = Literal["own", "shared"]
 
 
 class EdgeModel(Protocol):
-    """Loaded weights, which any number of sessions share.
+    """Loaded weights, which all sessions of the model share.
 
     An engine may omit the members that have a default value here. A class that opens model folders
-    also has `reads` (see `files_read`) and a static method `claims(ModelFiles)`: it returns a
-    `Claim`, "own" or "shared", if the class opens a folder with these files, else None.
+    also has `reads`, the endings of the names of the files that it reads, and a static method
+    `claims(ModelFiles)`. For a folder with these files, `claims` returns "own" if the format
+    belongs to the engine's library, "shared" if other engines open it, too, or None if the class
+    cannot open it.
     """
 
     name: str
@@ -356,7 +360,7 @@ class EdgeModel(Protocol):
     """Engine and weight format, such as "llama.cpp, Q4_K - Medium"; empty if unknown."""
 
     sampling: Mapping[str, float] = MappingProxyType({})
-    """Sampling settings that the model's file recommends: fields of `Sampling`."""
+    """Sampling settings that the model's file recommends, such as {"temperature": 0.7}."""
 
     def session(self, needs: Needs = Needs.NOTHING, *, top: int = 0) -> EdgeSession:
         """Open a session. Its steps keep what `needs` names readable after later decodes.
@@ -367,7 +371,7 @@ class EdgeModel(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Return a hash as hexadecimal digits; other weights or quantisations have another one."""
+        """Return a hash (hexadecimal digits) that differs for other weights or quantisations."""
         ...
 
     def close(self) -> None:

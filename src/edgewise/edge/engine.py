@@ -1,4 +1,4 @@
-"""`EngineModel`: the common base of engines that load a model from a path into this process."""
+"""`EngineModel`: the base class of edge models that are loaded from a path into this process."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ DEFAULT_CONTEXT = 4096
 
 
 class EngineModel(EdgeModel):
-    """An `EdgeModel` loaded from the path `path`; its sessions share the KV caches in `slots`."""
+    """An `EdgeModel` loaded from `path`; `slots` gives each session one of its KV caches."""
 
     engine: str
     """Name of the engine's library, for error messages."""
@@ -62,10 +62,9 @@ class EngineModel(EdgeModel):
         """Free the weights and the memory of all caches."""
 
     def _context_for(self, said: object) -> int:
-        """Return the context of a session in ids.
+        """Return the context of a session in ids. Raises `UsageError` if the options ask for more.
 
-        `said` is the context that the model was trained for, by its file; anything other than a
-        positive int is ignored. Raises `UsageError` if the options ask for more.
+        `said` is the longest one by the model's file; what is no positive int is ignored.
         """
         trained = said if isinstance(said, int) and said > 0 else None
         wanted = self._options.context
@@ -94,7 +93,7 @@ class EngineModel(EdgeModel):
         return KvSession(self, self.slots, needs, top)
 
     def close(self) -> None:
-        """Wait for the pass under way, then free weights and caches. Sessions fail from then on."""
+        """Wait for the pass under way, then free all memory. Sessions then raise `UsageError`."""
         # Once: llama.cpp's memory must not be freed twice.
         if self.slots.close():
             self._free()

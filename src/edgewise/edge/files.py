@@ -54,7 +54,7 @@ def other_form(path: Path) -> tuple[str, str] | None:
 
 @contextmanager
 def explained(folder: Path, engine: str) -> Generator[None]:
-    """Context manager: errors of the library `engine` that loads `folder` become `ModelError`s."""
+    """Context manager: exceptions of the library `engine` reading `folder` become `ModelError`s."""
     try:
         yield
     except (EdgewiseError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -91,7 +91,7 @@ def read_bytes(path: Path, most: int = MAX_CONFIG) -> bytes | None:
 def read_json(path: Path, kind: type[_T]) -> _T | None:
     """Return a JSON file as a value of type `kind`; None if there is no such file.
 
-    Raises `ModelError` as `read_bytes` does, and for content of another form.
+    Raises `ModelError` if the file has more than 4 MiB, cannot be read or is not such JSON.
     """
     data = read_bytes(path)
     try:
@@ -130,7 +130,7 @@ def digest_of(files: Sequence[Path]) -> str:
 
 
 def fingerprint_of(path: Path) -> str:
-    """Return a SHA-256 (hexadecimal) over a file's length and blocks, as in `digest_of`."""
+    """Return a SHA-256 (hexadecimal) over a file's length and up to 64 blocks of 64 KiB of it."""
     digest = hashlib.sha256(str(path.stat().st_size).encode())
     for block in _sampled_blocks(path):
         digest.update(block)

@@ -61,10 +61,10 @@ class FairLock:
 
 
 class Run(NamedTuple):
-    """A request of a session for one forward pass.
+    """A session's request for one forward pass.
 
-    `ids` follow the `start` ids that the `cache` holds already. `outputs` says for which of `ids` a
-    row of outputs (`KvRow`) is returned, `hidden` whether these rows have hidden states.
+    `ids` follow the `start` ids that `cache` holds already. `outputs` ("none", "last" or "all")
+    says for which of `ids` a `KvRow` is returned, `hidden` whether the rows have hidden states.
     """
 
     session: "KvSession"
@@ -79,10 +79,7 @@ class Slots:
     """The KV caches of a model, one per open session. `lock` is held while the engine computes."""
 
     shared = False
-    """Whether one session may run while a step of another is read.
-
-    The engine then copies that step's views first (`LogitsStep.keep`).
-    """
+    """Whether one session may run while a step of another is read; its views are copied first."""
 
     def __init__(
         self,
@@ -109,8 +106,8 @@ class Slots:
     def run(self, run: Run) -> list[LogitsStep]:
         """Wait for the session's turn, then compute `run.ids` in one forward pass.
 
-        Returns a step for none of them, the last or each, as `run.outputs` says. Raises
-        `ModelError` on failure, `UsageError` once the session or the model is closed.
+        Returns a step for none, the last or each of these ids, as `run.outputs` says. Raises
+        `ModelError` if the engine fails, `UsageError` once the session or the model is closed.
         """
         with self.lock:
             run.session.before(run)
@@ -122,15 +119,15 @@ class Slots:
             return run.session.steps_of(run, rows)
 
     def rest(self, session: "KvSession") -> None:
-        """Called by a session whose next run is some time away. Does nothing here.
+        """Announce that the next run of `session` is some time away. Does nothing here.
 
-        Where one pass runs several sessions, none waits for `session` until it runs again.
+        A subclass that computes several sessions in one pass then does not wait for this one.
         """
 
     def reserve(self) -> None:
-        """Count one more open session; its cache is chosen by `take`, once its ids are known.
+        """Count one more open session; `take` chooses its cache, once its ids are known.
 
-        `give_back` ends it. Raises `UsageError` if all slots are in use, or once closed.
+        `give_back` uncounts it. Raises `UsageError` if all slots are in use, or once closed.
         """
         with self.lock:
             self.check_open()
@@ -145,9 +142,10 @@ class Slots:
     def take(self, ids: Sequence[int]) -> SequenceCache:
         """Choose a free cache for a session that begins with `ids`, and return it.
 
-        What it holds of `ids` is not computed again. Preferred is, in this order: a cache of the
-        same conversation (more than half of its ids stay, and 16 for each id of its prompt that is
-        dropped), an empty one, one of which more than half stays, the least recently used.
+        The prefix that it shares with `ids` stays, and is not computed again. First choice is a
+        cache of the same conversation: more than half of its ids stay, and at least 16 for each id
+        of its last prompt that is dropped. Then come an empty cache, one of which more than half
+        stays, and the least recently used one. Raises `UsageError` once closed.
         """
         with self.lock:
             self.check_open()
@@ -162,7 +160,7 @@ class Slots:
             return self._free.pop(max(same or empty or gains, key=kept.__getitem__, default=0))
 
     def give_back(self, cache: SequenceCache | None) -> None:
-        """End a session; free its `cache` (None: it took none), emptied unless `keep_prefixes`."""
+        """End a session and free its `cache`, if any; empty it unless `keep_prefixes` is set."""
         with self.lock:
             self.sessions -= 1
             if cache is None or self.closed:
@@ -193,10 +191,7 @@ class KvSession(EdgeSession):
     """An `EdgeSession` over a `SequenceCache`, which the first `open` takes from `Slots`."""
 
     def __init__(self, model: EdgeModel, slots: Slots, needs: Needs, top: int) -> None:
-        """Reserve a slot. `needs` and `top` are described at `EdgeModel.session`.
-
-        Raises `UsageError` if no slot is free, or if the engine lacks needed hidden states.
-        """
+        """Reserve a slot. Raises `UsageError` if none is free, or without needed hidden states."""
         super().__init__(model, needs)
         slots.reserve()
         self._slots = slots
@@ -335,16 +330,13 @@ class KvSession(EdgeSession):
         return made
 
     def before(self, run: Run) -> None:
-        """Called by `Slots` just before `run`: save a checkpoint if one was asked for at its start.
-
-        Raises `UsageError` if the session or the model is closed.
-        """
+        """Save a checkpoint at `run.start` if one was announced; `UsageError` once closed."""
         self._check_open()
         if run.start in self._wanted:
             run.cache.checkpoint(lasting=run.start < run.cache.prompt)
 
     def steps_of(self, run: Run, rows: Sequence[KvRow]) -> list[LogitsStep]:
-        """Called by `Slots` after `run`: turn its outputs (`rows`, for its last ids) into steps."""
+        """Return a step for each of `rows`, which are the outputs of the last ids of `run`."""
         cache, slots, text = run.cache, self._slots, self._tokenizer
         decode = cache.decodes
         return [
@@ -362,9 +354,9 @@ class KvSession(EdgeSession):
         ]
 
     def failure(self, run: Run, error: BaseException) -> BaseException:
-        """Called by `Slots`: drop what a failed run computed; return what to raise for `error`.
+        """Drop what a failed run computed, and return what `Slots` is to raise for `error`.
 
-        Failures of the engine become a `ModelError`; other exceptions are returned as they are.
+        It is a `ModelError` for a failure of the engine, and `error` itself for any other.
         """
         # A failed pass may have written a part of the cache.
         run.cache.back(run.start)

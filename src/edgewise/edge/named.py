@@ -1,4 +1,4 @@
-"""The edge engines, which of them opens a model address, and how a tokenizer alone is opened."""
+"""The edge engines by name, the choice of one for a model, and tokenizers without their model."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -31,9 +31,9 @@ _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 def engine_at(address: str) -> str:
     """Return the name of the edge engine for the model at `address` (see `edgewise.addresses`).
 
-    It is "server" for a URL, and "llamacpp" for a GGUF or an unknown address. For any other
-    folder or hub repository it is the engine that claims it as "own", else as "shared" (`Claim`).
-    Raises `AddressError` if no engine claims it, `UsageError` if several have the same claim.
+    It is "server" for a URL, and "llamacpp" for a GGUF or an unknown address. For any other folder
+    or hub repository it is the engine whose own format that is, else one that also reads it. Raises
+    `AddressError` if there is no such engine, `UsageError` if there are several.
     """
     if is_url(with_scheme(address)):
         return SERVER
@@ -79,7 +79,7 @@ def files_read(engine: str) -> tuple[str, ...]:
 
 
 def open_tokenizer(address: str) -> Tokenizer:
-    """Open the tokenizer of the GGUF, folder or hub repository `address`. Raises `UsageError`."""
+    """Open the tokenizer of a GGUF, folder or hub repository. Raises `UsageError` if that fails."""
     path = resolve_tokenizer(address)
     if path.is_dir():
         from edgewise.edge.tokenizer_json import HubTokenizer

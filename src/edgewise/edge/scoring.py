@@ -33,7 +33,8 @@ def scored(
     """Score `ids` in a new session of `model`; yield them in batches, one `Scored` for each id.
 
     `top` is the number of likeliest ids to return for each position. Close the
-    generator to stop early. Raises as `EdgeModel.session` and `EdgeSession.steps` do.
+    generator to stop early. Raises `UsageError` if no slot is free or for unknown ids,
+    `ContextOverflow` for too many, `ModelError` or `EdgeError` if the engine fails.
     """
     session = model.session(Needs.NOTHING)
     most = max(1, min(MOST, model.context, ROOM // (4 * model.tokenizer.size)))

@@ -1,9 +1,9 @@
 """`SequenceCache`: the KV cache of one sequence, and how it rolls back.
 
 Keys and values of attention layers can be cut at any position. Other layers hold only the state
-after the last id (recurrent and convolutional layers, sliding windows that have moved on): it
-cannot be cut, and is copied now and then. A rollback restores the last of these checkpoints at or
-before the wanted position, and the ids between the two are computed again.
+after the last id (recurrent and convolutional layers, sliding windows that have moved on). This
+state cannot be cut, so a copy of it is made now and then: a checkpoint. A rollback restores the
+last one at or before the wanted position, and the ids between the two are computed again.
 """
 
 from abc import ABC, abstractmethod
@@ -49,7 +49,7 @@ class SequenceCache(ABC):
     spacing = 8
 
     rewinds: Rewinds
-    """How far the layers can roll back (see `EdgeAbilities`); `_begin` sets it unless it is set."""
+    """Where it can roll back to: "anywhere", "checkpoints", or "no" (nowhere). Engines set it."""
 
     ids: list[int]
     """The ids whose keys and values (or states) are in the cache."""
@@ -77,7 +77,7 @@ class SequenceCache(ABC):
 
     @property
     def decodes(self) -> int:
-        """Decodes so far into the memory that rows of `run` view: a change makes them invalid."""
+        """Number of decodes so far. Rows that `run` returned are invalid once it has changed."""
         return self._runs
 
     @property
@@ -131,7 +131,7 @@ class SequenceCache(ABC):
         return rows
 
     def space(self) -> None:
-        """Make a checkpoint if rollbacks need one and `spacing` or more ids came after the last."""
+        """Make a checkpoint if rollbacks need one and the last is `spacing` or more ids back."""
         if not self.cuttable and self.length - max(self._copies, default=0) >= self.spacing:
             self.checkpoint()
 
@@ -144,7 +144,7 @@ class SequenceCache(ABC):
         return max((at for at in self._copies if at <= position), default=0)
 
     def back(self, position: int) -> int:
-        """Roll back to `position`, else an earlier checkpoint, else 0; return how many ids stay."""
+        """Roll back to `position`, else to an earlier checkpoint or 0; return how many ids stay."""
         if position >= self.length:
             return self.length
         kept = self.keeps(position)
@@ -164,8 +164,8 @@ class SequenceCache(ABC):
     def checkpoint(self, *, lasting: bool = False) -> None:
         """Save the state after the last id, unless the engine has no use for checkpoints.
 
-        If there is no room, the oldest is dropped; the latest two made with `lasting` go last. If
-        the engine cannot copy its state, nothing is saved and nothing raised.
+        If there is no room, the oldest checkpoint is dropped; the latest two made with `lasting`
+        are dropped last. If the engine cannot copy its state, nothing is saved and nothing raised.
         """
         if self.rewinds != "checkpoints" or not self.length:
             return

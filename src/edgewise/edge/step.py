@@ -43,7 +43,7 @@ class LogitsStep(Step):
     """A `Step` whose logits and hidden state are views into the engine's memory.
 
     `is_fresh()` tells whether these views are still valid. If sessions share an engine, the engine
-    calls `keep` before it decodes for another session, maybe while this step is read.
+    calls `keep` before it decodes for another session, while other threads may read this step.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class LogitsStep(Step):
                 self._keep_hidden()
 
     def keep(self) -> None:
-        """Copy all that is still a view into the engine; called just before the engine decodes."""
+        """Copy what is still a view into the engine's memory; called before the engine decodes."""
         with self._reading:
             self._keep_logits()
             self._keep_hidden()

@@ -17,7 +17,7 @@ _SLOW = 0.5  # A core of less than this share of the fastest core's capacity is 
 def default_threads(system: Path = SYSTEM) -> int:
     """Return the default number of threads: at least 1, and mostly one for each physical core.
 
-    Linux: those that this process may use, without efficiency cores, up to a container's CPU limit.
+    Linux: the cores that this process may use, no efficiency cores, up to a container's CPU limit.
     macOS: the performance cores. Elsewhere: half of the logical CPUs. `system` is Linux's sysfs.
     """
     if sys.platform == "darwin":
@@ -90,7 +90,7 @@ _STALLED = 4.0
 
 
 class Threads:
-    """Finds by trying which number of threads, up to `most`, is fastest for passes of each size."""
+    """Finds by trial the fastest number of threads, up to `most`, for each size of forward pass."""
 
     def __init__(self, most: int) -> None:
         # A pass waits for its slowest thread: on two cores, two threads write 1.5 to 1.8 times as

@@ -1,8 +1,8 @@
-"""`HubTokenizer`: the tokenizer of a model's folder (`tokenizer.json`), by the library tokenizers.
+"""`HubTokenizer`: reads the `tokenizer.json` in a model's folder with the library tokenizers.
 
 Its ids, bytes and special tokens equal those that llama.cpp reads in a GGUF of the same model, so
-that both pass for one vocabulary (`vocabulary.fingerprint`). The files are checked before the
-library is given them. Neither torch nor transformers is needed, and no code of a model runs.
+that both have one fingerprint (`vocabulary.fingerprint`). The files are checked before the library
+reads them. Neither torch nor transformers is needed, and no code of a model runs.
 """
 
 import math

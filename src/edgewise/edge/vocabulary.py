@@ -38,7 +38,7 @@ def once(compute: Callable[[Tokenizer], _T]) -> Callable[[Tokenizer], _T]:
 def fingerprint(tokenizer: Tokenizer) -> str:
     """Return a SHA-256 (hex) that is equal for equal vocabularies, apart from padding.
 
-    It covers the bytes of every id that has some, and the ids of some test strings (`PROBES`).
+    It covers the text of every id that has one, and the ids of some test strings (`PROBES`).
     """
     digest = hashlib.sha256()
     special = tokenizer.special
@@ -70,9 +70,9 @@ def bytes_of(tokenizer: Tokenizer, ids: Sequence[int]) -> bytes:
 def ids_of_text(tokenizer: Tokenizer, before: Sequence[int], text: str) -> list[int] | None:
     """Return ids that continue the ids `before` with exactly the bytes of `text`, or None.
 
-    It tokenizes `text` behind the text of the last 32 ids of `before`. If those ids are no longer
-    the same, or the bytes differ, it tokenizes `text` alone, then behind a newline. At last it
-    takes one id for each byte, and returns None if some byte has no id.
+    It tokenizes `text` together with the text of the last 32 ids of `before`. If that changes these
+    ids, or the new ones have other bytes than `text`, it tokenizes `text` alone, then behind a
+    newline. At last it takes one id for each byte, and returns None if some byte has no id.
     """
     data = text.encode()
     tail = list(before[-_CONTEXT:])
@@ -103,8 +103,9 @@ def longest_piece(tokenizer: Tokenizer) -> int:
 def require_fitting(tokenizer: Tokenizer, texts: Sequence[str], context: int) -> None:
     """Raise `ContextOverflow` for texts that together are clearly too long for `context` ids.
 
-    Texts of up to `CHUNK` characters in all are not checked. Longer ones are too long if even the
-    longest pieces would fill the context, or if, tokenized in chunks, they give 2 * `context` ids.
+    Texts of up to `CHUNK` (65,536) characters in all are not checked. Longer ones are too long if
+    they would fill the context even with the vocabulary's longest tokens, or if, tokenized in
+    chunks, they give 2 * `context` ids.
     """
     if (characters := sum(map(len, texts))) <= CHUNK:
         return

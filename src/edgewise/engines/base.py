@@ -1,7 +1,7 @@
-"""The contract of an engine: a server of a large model, whatever its API.
+"""The interface of an engine: a server of a large model, whatever its API.
 
-An `Engine` is asyncio code without a thread of its own. On the device, `EngineCloud` runs one in an
-I/O thread and implements `CloudModel` with it; the gateway runs many in its event loop.
+An `Engine` is asyncio code without a thread of its own. On a device, the cloud model `EngineCloud`
+runs one in an I/O thread; a gateway (the server in front of engines) runs many in its event loop.
 """
 
 import asyncio
@@ -34,14 +34,15 @@ _ANY_IDS = (1, 2, 3)
 
 
 class Client(msgspec.Struct, frozen=True):
-    """The sender of a consult (one request to the cloud model), and how long it waits.
+    """The sender of a request to an engine, and the time until which it may be sent again.
 
-    `session` names the session: a load balancer can route by it to the replica whose cache holds
-    the prompt. `tenant` is the name of the gateway's API key for which the engine is asked; tenants
-    must not learn each other's prompts from a shared engine. At an engine that has a cache salt,
-    only requests with the same `salt` share a prefix cache. `sent` counts the ids and bytes that
-    travel. `request_id` names the consult in the engine's log. `end` is the deadline, in seconds of
-    the monotonic clock: until then a busy engine may be asked again; with None it never is.
+    `session` is an id by which a load balancer finds the replica whose cache holds the prompt.
+    `tenant` is the name of the gateway's API key that the request belongs to; tenants must not
+    learn each other's prompts from a shared engine. At an engine that has a cache salt, only
+    requests with the same `salt` share a prefix cache. `request_id` names the request in the
+    engine's log. `sent` counts the ids and bytes that are sent (None: nothing counts them). If a
+    busy engine names a delay that ends before `end`, in seconds of `time.monotonic()`, the request
+    is sent once more (None: never).
     """
 
     session: str = ""
@@ -52,15 +53,14 @@ class Client(msgspec.Struct, frozen=True):
     end: float | None = None
 
     def waits(self, seconds: float) -> bool:
-        """Return whether there is a deadline and it is more than `seconds` away."""
+        """Return whether the deadline `end` is set and more than `seconds` away."""
         return self.end is not None and time.monotonic() + seconds < self.end
 
     @property
     def headers(self) -> dict[str, str]:
-        """HTTP headers with request and session id, for engines' logs and for load balancers.
+        """HTTP headers with `request_id` and `session`, if not empty, for logs and load balancers.
 
-        `X-Request-Id` is the request's id, `X-Session-Id` and `X-SMG-Routing-Key` the session's. An
-        empty id has no header.
+        `X-Request-Id` is the former, `X-Session-Id` and `X-SMG-Routing-Key` are the latter.
         """
         named = {REQUEST_ID: self.request_id} if self.request_id else {}
         if not self.session:
@@ -73,7 +73,7 @@ NOBODY = Client()
 
 
 class Watched(NamedTuple):
-    """Token ids and their text at an engine, which changes only if the vocabulary does."""
+    """Token ids and the text that an engine made of them; another text means another vocabulary."""
 
     ids: Sequence[int]
     text: str
@@ -82,12 +82,13 @@ class Watched(NamedTuple):
 class Engine(ABC):
     """A server of a large model. All methods run in one event loop.
 
-    After `probe`, `vocabulary` holds the engine's ids of the test strings
-    `edgewise.edge.base.PROBES` (None if it does not tokenize), `described` the name and vocabulary
-    size of its model, and `salted` whether it can keep the prefix caches of tenants (API keys of a
-    gateway) apart. `watched` holds ids and the text that the engine must go on decoding them to
-    (see `unchanged`); it is None until a comparison of vocabularies sets it. Assign a function to
-    `connected` to have it called when a connection to a remote engine is opened.
+    A method that asks the engine raises a `CloudError` if no valid answer comes. `dialect` names
+    the engine's API. `probe` sets `vocabulary` to the engine's ids of each test string in
+    `edgewise.edge.base.PROBES` (None if it does not tokenize), `described` to the name and
+    vocabulary size of its model, and `salted` to whether it can keep the prefix caches of tenants
+    (API keys of a gateway) apart. `watched` is None, or holds ids and the text that the engine must
+    go on making of them (see `unchanged`). `connected` is a function without arguments, called when
+    a connection to a remote engine is opened.
     """
 
     dialect: str
@@ -111,38 +112,38 @@ class Engine(ABC):
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """Return at most `n` tokens that the model writes after `ids`. Raises a `CloudError`.
+        """Return at most `n` tokens that the model writes after `ids`.
 
-        `client` is the sender: its session, tenant and salt decide which KV cache is reused. That
-        the model ended may be reported only as `Completion.stopped`, without the end token, which
-        `edgewise.cloud.base.with_end` then appends.
+        `client` is the sender: its session, tenant and salt decide which KV cache is reused. If the
+        model ended its answer, `Completion.stopped` is True, but the end token itself may be
+        missing: `edgewise.cloud.base.with_end` appends it.
         """
 
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """Return a completion with a `Verified` for each of the last `count` ids, and no tokens.
+        """Return a `Completion` whose `verified` has a verdict on each of the last `count` ids.
 
-        `Verified.logprob` is that of the given id, in nats; `Verified.id` is the one that the model
-        finds likeliest there. Only a model in this process draws it instead, if `sampling` has a
-        temperature. Raises a `CloudError`.
+        In a verdict (`Verified`), `logprob` is the given id's and `best` the likeliest id's, in
+        nats; `id` is the likeliest id. Only a model in this process samples `id` instead, if
+        `sampling` has a temperature. Raises `CloudRejected` if the engine cannot verify.
         """
         raise CloudRejected(f"The engine at {self.url!r} cannot verify tokens.")
 
     async def consult(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
     ) -> Completion:
-        """Verify the last `verify` ids, whatever `n` is; if `verify` is 0, write up to `n` tokens.
+        """Return verdicts on the last `verify` ids; if `verify` is 0, up to `n` tokens after `ids`.
 
-        `client` is the sender: its session, tenant and salt decide which KV cache is reused, its
-        deadline whether a busy engine is asked again. Raises a `CloudError`.
+        With `verify`, `n` is ignored. `client` is the sender: its session, tenant and salt decide
+        which KV cache is reused, its deadline decides whether a busy engine is asked again.
         """
         if verify:
             return await self.verify(ids, verify, sampling, client)
         return await self.complete(ids, n, sampling, client)
 
     async def prefill(self, ids: Sequence[int], client: Client = NOBODY) -> None:
-        """Let the engine prefill `ids` for later requests of `client`. Raises a `CloudError`."""
+        """Let the engine prefill `ids`: later requests of `client` find them in its KV cache."""
         await self.complete(ids, 1, Sampling(), client)
 
     @abstractmethod
@@ -150,10 +151,7 @@ class Engine(ABC):
         """Return the ids of `text`, without a BOS token; None if the engine does not tokenize."""
 
     async def detokenize(self, ids: Sequence[int], client: Client = NOBODY) -> str | None:
-        """Return the text of `ids`, control tokens written out; None if the engine cannot.
-
-        Raises a `CloudError`.
-        """
+        """Return the text of `ids`, control tokens written out; None if the engine cannot."""
         return None
 
     async def end_text(self) -> str | None:
@@ -162,10 +160,9 @@ class Engine(ABC):
 
     @abstractmethod
     async def describe(self) -> Described:
-        """Return the name and the vocabulary size of the engine's model, each None if not reported.
+        """Return the name and vocabulary size of the engine's model, each None if not reported.
 
-        Raises a `CloudError` if the engine cannot be reached or does not serve the configured
-        model.
+        Raises a `CloudError` also if the engine does not serve the configured model.
         """
 
     @abstractmethod
@@ -184,9 +181,9 @@ class Engine(ABC):
         return False
 
     async def probe(self) -> None:
-        """Ask the engine for `vocabulary`, `described` and `salted`, and set them; unset `watched`.
+        """Set `vocabulary`, `described` and `salted` by asking the engine, and `watched` to None.
 
-        Raises a `CloudError`; `CloudRejected` if the engine does not take and return token ids.
+        Also completes a prompt. Raises `CloudRejected` if the engine does not take and return ids.
         """
         _, self.described = await parallel(self.ready(), self.describe())
         self.watched = None
@@ -209,10 +206,10 @@ class Engine(ABC):
         return await parallel(*checks) == expected
 
     def compare_strings(self, tokenizer: Tokenizer) -> str:
-        """Check that the strings in `PROBES` have the same ids at the engine and in `tokenizer`.
+        """Check that the test strings of `vocabulary` have the same ids in `tokenizer`.
 
-        Returns a text for messages: "5 strings have the same ids at the engine". Raises
-        `VocabularyMismatch` if any has other ids, or if the engine does not tokenize.
+        Returns what was found, in words: "5 strings have the same ids at the engine". Raises
+        `VocabularyMismatch` if a string has other ids, or if `vocabulary` is None.
         """
         if self.vocabulary is None:
             raise VocabularyMismatch(
@@ -226,7 +223,7 @@ class Engine(ABC):
         return f"{len(PROBES)} strings have the same ids at the engine"
 
     def mismatch(self, what: str) -> VocabularyMismatch:
-        """Return the error "The cloud model at URL `what`, so their vocabularies differ"."""
+        """Return the error for vocabularies that differ; `what` says how, as in "has no id 7"."""
         return VocabularyMismatch(
             f"The cloud model at {self.url!r} {what}, so their vocabularies differ",
             hint="choose two models of one family, or name its own tokenizer",
@@ -246,7 +243,10 @@ class Engine(ABC):
 
 
 async def parallel(*work: Awaitable[Any]) -> list[Any]:
-    """Run all `work` to its end; return the results in order, or raise the first of the errors."""
+    """Await all `work` at once; return the results in the order of `work`.
+
+    If some of it failed, raise the first error in that order, once all of it has ended.
+    """
     # By itself `gather` raises the first at once, and leaves the others running.
     outcomes = await asyncio.gather(*work, return_exceptions=True)
     for outcome in outcomes:
@@ -256,14 +256,14 @@ async def parallel(*work: Awaitable[Any]) -> list[Any]:
 
 
 def nobody() -> None:
-    """Do nothing: the default callback."""
+    """Do nothing; the default of `Engine.connected`."""
 
 
 def drawn(sampling: Sampling, position: int) -> Mapping[str, Any]:
     """Return a request's sampling fields: temperature, top_k, top_p, min_p and seed.
 
-    A greedy request has only a temperature, 0. The seed depends on `sampling.seed` and `position`,
-    the number of ids (or of characters) before the next token.
+    If `sampling` is greedy, the only field is a temperature of 0. The seed depends on
+    `sampling.seed` and on `position`, the number of ids (or of characters) before the next token.
     """
     if sampling.greedy:
         return GREEDY

@@ -25,7 +25,7 @@ _EXEMPT = "check the proxy, or add the cloud's host to NO_PROXY"
 def checked_address(url: str) -> str:
     """Return `url` without an endpoint's path at its end, such as `/v1/chat/completions`.
 
-    Raises `UsageError` if it is no http(s) address, holds a password, or its proxy is unusable.
+    Raises `UsageError` if it is no http(s) address, has a user or password or an unusable proxy.
     """
     require_keyless(url)
     parts = urlsplit(url)
@@ -36,9 +36,9 @@ def checked_address(url: str) -> str:
 
 
 def require_keyless(url: str, role: str = "cloud") -> None:
-    """Raise `UsageError` for an address that is invalid, or has a user or password (not shown).
+    """Raise `UsageError` if `url` is invalid, or has a user or password; the error hides these.
 
-    `role` is whose address it is, for the error: "cloud" or "edge".
+    The error says whose address it is: `role` is "cloud" or "edge".
     """
     try:
         parts = urlsplit(url)
@@ -71,8 +71,9 @@ def unreachable(url: str, error: Exception) -> CloudUnavailable:
 def proxy_of(url: str) -> tuple[str, str | None]:
     """Return the environment variable that names a proxy for `url`, and the proxy's address.
 
-    They are "" and None if none applies, as for this machine or a host in NO_PROXY. For http:// the
-    address is always None: no proxy is used. For https:// an unusable one raises `UsageError`.
+    They are "" and None if none is set for `url`, or its host is this machine or in NO_PROXY.
+    For http:// the address is always None: no proxy is used, even if one is named. Raises
+    `UsageError` if the proxy for an https:// URL is not at an http:// or https:// address.
     """
     parts, known = urlsplit(url), getproxies_environment()
     host, kind = parts.hostname or "", parts.scheme if parts.scheme in known else "all"
@@ -106,9 +107,9 @@ def _is_here(host: str) -> bool:
 
 
 def connections(url: str) -> httpcore2.AsyncConnectionPool:
-    """Return a connection pool to a cloud, through the environment's proxy if there is one for it.
+    """Return a pool of connections to a cloud at `url`, through its proxy (`proxy_of`) if any.
 
-    It keeps no cookie and follows no redirect.
+    The pool keeps no cookies and follows no redirects.
     """
     tls, proxy, address = tls_of(url), None, proxy_of(url)[1]
     if address is not None:

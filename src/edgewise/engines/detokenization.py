@@ -1,4 +1,4 @@
-"""Compares all ids of a vocabulary with those of an engine that detokenizes, many in a request."""
+"""Compares the text of all ids of a vocabulary with an engine's, many ids in one request."""
 
 import asyncio
 import random
@@ -33,11 +33,10 @@ _TIDIED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
 
 
 class Detokenization:
-    """The text that an engine should return for every id of a tokenizer.
+    """The text that an engine should return for every id of a tokenizer, which has `size` ids.
 
-    `nothing` is the set of ids without text (padding), `control` a list of the control tokens and
-    then of `nothing`, which are compared first; `words` lists all other ids, shuffled. `ends` is
-    the set of the end tokens' texts.
+    `control` lists control tokens, then ids without text (padding); `words` lists all other ids,
+    shuffled. `nothing` is the set of ids without text, `ends` that of the end tokens' texts.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -57,15 +56,15 @@ class Detokenization:
         random.Random(0).shuffle(self.words)
 
     def text(self, token: int) -> str:
-        """Return the text of one id, as engines write it: control tokens visible, padding empty."""
+        """Return an id's text, control tokens too; "" for padding, U+FFFD for half a character."""
         piece = self._pieces.get(token, b"").decode("utf-8", "replace")
         return _PADDING.sub("", self._special.get(token, piece))
 
     def request(self, tokens: Sequence[int]) -> tuple[list[int], str]:
-        """Return ids to detokenize, and the text that they should give.
+        """Return ids to detokenize to compare `tokens`, and the text that they should give.
 
-        The ids are those of `tokens`, with a letter's id at the beginning and beside each token
-        that has no plain text.
+        A letter's id is at the beginning, and beside each of `tokens` that has no plain text (a
+        control token, padding, an incomplete character), to keep its text apart from others.
         """
         # A letter keeps such a token's text apart from its neighbours'.
         letter = self._letter
@@ -80,16 +79,16 @@ class Detokenization:
         return ids, "".join(map(self.text, ids))
 
     def missing(self, size: int) -> int | None:
-        """Return the first id that has a text and that an engine with `size` ids lacks, or None."""
+        """Return the lowest id with a text that an engine of `size` ids lacks; None if none."""
         return next((token for token in range(size, self.size) if self.text(token)), None)
 
 
 async def compare_all(engine: Engine, tokenizer: Tokenizer) -> str:
-    """Compare all ids with the engine's; return the result as the end of a sentence.
+    """Compare the texts of all ids of `tokenizer` with the engine's; return the result in words.
 
-    An example is "; all 49,152 ids stand for the same". If not all could be compared, the text says
-    why and how many were. Sets `engine.watched` if the engine detokenizes. Raises
-    `VocabularyMismatch` at a difference, or a `CloudError` if the engine cannot be reached.
+    The words end a sentence: "; all 49,152 ids stand for the same". If not all could be compared
+    (within 20 s), they say why, and how many were. Sets `engine.watched` if the engine detokenizes.
+    Raises `VocabularyMismatch` at a difference, or a `CloudError` if the engine cannot be reached.
     """
     texts = detokenization_of(tokenizer)
     words = list[int]()
@@ -168,9 +167,9 @@ async def _require_end(engine: Engine, texts: Detokenization) -> None:
 def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:
     """Return where `said`, an engine's text, differs from the expected `own`; None if they agree.
 
-    The result is an excerpt of `said` and one of `own`. Some differences do not count: the number
-    of U+FFFD that stand for an incomplete character; blanks that some engines drop before
-    punctuation; with `control` all blanks.
+    The result is an excerpt of each. Some differences do not count: the number of U+FFFD that stand
+    for an incomplete character; blanks that some engines drop before punctuation; with `control`
+    all blanks, and texts of padding such as "[PAD7]".
     """
     one, other = _shown(said, control=control), _shown(own, control=control)
     if one in (other, _tidied(other)):
@@ -183,7 +182,7 @@ def difference(said: str, own: str, *, control: bool) -> tuple[str, str] | None:
 
 @once
 def detokenization_of(tokenizer: Tokenizer) -> Detokenization:
-    """Return the expected texts of a tokenizer, read once and kept."""
+    """Return the `Detokenization` of a tokenizer; the first call makes it, later ones reuse it."""
     return Detokenization(tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""Engines over HTTP, with JSON in both directions. Every problem is raised as a `CloudError`."""
+"""Engines over HTTP, with JSON in both directions. A request that fails raises a `CloudError`."""
 
 import asyncio
 import difflib
@@ -72,15 +72,14 @@ def reading(url: str) -> Generator[None]:
 
 
 class Endpoint:
-    """A server at `url` that speaks JSON; connections are opened when needed and kept a while."""
+    """A client of a JSON API at `url`. It connects when needed; idle connections are kept 4 s."""
 
     def __init__(self, url: str, *, key: str | None = None, model: str | None = None) -> None:
         """Check `url` without connecting. Raises `UsageError` if it is not an address.
 
-        `key` is sent as a bearer token. `model` names one of several served models. A
-        `TextEngine` sets `listed` to the names of all served models when it requests them.
-        `renewed` becomes True when a connection is opened while no other is open: the server may
-        have been started anew.
+        `key` is sent as a bearer token. `model` names one of several served models. A `TextEngine`
+        sets `listed` to the names of all served models when it requests them. `renewed` becomes
+        True when a connection is opened while no other is open: the server may have been restarted.
         """
         self.url, self.model = checked_address(url), model
         self.listed: list[str] = []
@@ -97,11 +96,11 @@ class Endpoint:
     async def send(
         self, request: Request, client: Client = NOBODY, *, billable: bool = True
     ) -> bytes:
-        """Send a request and return the reply's body. Raises a `CloudError`.
+        """Send a request; return the reply's body. Raises a `CloudError` unless its status is 200.
 
         A request with a body has the headers of `client` and is counted in `client.sent`, under
-        `requests` only if `billable` (the provider bills it). It is sent once more if an overloaded
-        server names a delay (`Retry-After`) that ends before the deadline of `client`.
+        `requests` only if `billable` (the provider bills it). If a busy server names a delay
+        (`Retry-After`) that ends before the deadline of `client`, such a request is sent once more.
         """
         if request.body is None:
             return await self._twice(_Sending("GET", request))
@@ -189,7 +188,7 @@ class Endpoint:
         return problem
 
     def declined(self, status: int, body: bytes, request_id: str | None) -> CloudRejected:
-        """Return the error for a reply that declines the request itself, such as an HTTP 400."""
+        """Return the error for an HTTP `status`, such as 400, that declines the request itself."""
         said = words_of(body)
         reason = f" (HTTP {status}: {said!r})"
         if self.model is not None and _NO_MODEL.search(said):
@@ -205,7 +204,7 @@ class Endpoint:
 
 
 class HttpEngine(Endpoint, Engine):
-    """An `Engine` over HTTP, for any server that takes token ids."""
+    """An `Engine` over HTTP, for any server that takes token ids; `server` describes its API."""
 
     def __init__(
         self, server: IdServer, url: str, *, key: str | None = None, model: str | None = None
@@ -233,7 +232,7 @@ class HttpEngine(Endpoint, Engine):
             return self.server.scored(reply, ids[-count:])
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """Send `client`'s request to the model; return the reply's body. Raises a `CloudError`."""
+        """Send a request for tokens or verdicts; return the reply's body. Raises a `CloudError`."""
         return await self.send(request, client)
 
     async def _wanted(self, ids: Sequence[int], n: int, client: Client = NOBODY) -> Wanted:
@@ -260,14 +259,14 @@ class HttpEngine(Endpoint, Engine):
             return self.server.detokenized(reply)
 
     async def named(self) -> str | None:
-        """Return the model that tokenize and detokenize requests name; None if they name none."""
+        """Return the model's name in tokenize and detokenize requests; None if there is none."""
         return await self.model_name()
 
     async def has_salt(self, ids: Sequence[int]) -> bool:
         """Return whether the server reads the request field `cache_salt`.
 
-        False unless `IdServer.salts`. Else it is sent the prompt `ids` twice: with a text as salt,
-        which it must accept, and with a number, which it must decline.
+        False if the API has no such field (`IdServer.salts`). Else it is sent the prompt `ids`
+        twice: with a text as salt, which it must accept, and with a number, which it must decline.
         """
         wanted = await self._wanted(ids, 1)
 
@@ -287,17 +286,17 @@ class HttpEngine(Endpoint, Engine):
         return bool(text) and number is False
 
     async def model_name(self) -> str | None:
-        """Return the model's name, requested unless known; None if the engine reports none."""
+        """Return the model's name, after asking the server if unknown; None if not reported."""
         if self.described.model is None:
             self.described = await self.describe()
         return self.described.model
 
     async def describe(self) -> Described:
-        """Return the model's name and vocabulary size; both are None where models cannot be listed.
+        """Return the model's name and vocabulary size, as the server lists them.
 
-        Raises `CloudRejected` if the named model is not served, or is a LoRA adapter and the engine
-        would answer with its base model instead. Raises a `CloudError` if it cannot be reached,
-        lists no model, or has no list although `model` is set or requests must name a model.
+        Without a list both are None; if `model` is set or requests must name a model, that raises a
+        `CloudError`, as does an empty list or lost connection. Raises `CloudRejected` if `model` is
+        not listed, or is a LoRA adapter in whose place the engine would use the base model.
         """
         try:
             served = await served_model(self)
@@ -354,7 +353,7 @@ class _Sending:
 
 
 async def served_models(endpoint: Endpoint) -> list[ListedModel]:
-    """Return the models that a server lists, at least one. Raises a `CloudError`."""
+    """Return the models that a server lists. Raises a `CloudError` if it lists none."""
     reply = await endpoint.send(MODELS)
     with endpoint.reading():
         models = decoded(reply, ListedModels).data
@@ -364,7 +363,7 @@ async def served_models(endpoint: Endpoint) -> list[ListedModel]:
 
 
 async def served_model(endpoint: Endpoint) -> ListedModel:
-    """Return the listed model `endpoint.model`, or if it is None the first. Raises `CloudError`."""
+    """Return the listed model `endpoint.model` (None: the first). Raises a `CloudError` if none."""
     models = await served_models(endpoint)
     model = model_named(models, endpoint.model)
     if model is None:
@@ -375,7 +374,7 @@ async def served_model(endpoint: Endpoint) -> ListedModel:
 def not_served(
     url: str, model: str | None, names: Sequence[str], status: str = ""
 ) -> CloudRejected:
-    """Return the error for a `model` that is not among the served models' `names`.
+    """Return the error for a `model` that is not served; `names` are those of the served models.
 
     `status` is the server's own reason as text, if it gave one; the message ends with it.
     """
@@ -386,7 +385,7 @@ def not_served(
 
 
 def model_named(models: Sequence[ListedModel], model: str | None) -> ListedModel | None:
-    """Return the model of that name, or the first if `model` is None; None if there is none."""
+    """Return the one named `model` or `model:latest` (None: the first); None if there is none."""
     name = named([entry.id for entry in models], model)
     return next((entry for entry in models if model is None or entry.id == name), None)
 
@@ -403,10 +402,9 @@ def shown(names: Sequence[str], like: str = "") -> str:
 
 
 class Declined(CloudRejected):
-    """The server declined the request by its HTTP status, such as 400.
+    """The server declined the request by its HTTP status, such as 400; `said` is its reason.
 
-    `said` is its reason in words. `elsewhere` is True for status 404 or 405: the server has nothing
-    at this path.
+    `elsewhere` is True for status 404 or 405: the server has nothing at this path.
     """
 
     said: str = ""
@@ -420,10 +418,10 @@ class Redirected(CloudRejected):
 def not_now(
     url: str, status: int, request_id: str | None = None, later: float | None = None
 ) -> CloudError | None:
-    """Return the error for a redirect, a refused key or a server that is not ready, by HTTP status.
+    """Return the error for HTTP statuses that do not concern the request itself; None for others.
 
-    None for any other status. `later`, the seconds in the header `Retry-After`, becomes the error's
-    `retry_after` for the statuses 429 and 503.
+    They are redirects (3xx), a refused key (401, 403) and a server not ready (408, 429, 5xx). At
+    429 and 503 the error's `retry_after` is `later`, the seconds in the header `Retry-After`.
     """
     request_id = bounded(request_id)
     if 300 <= status < 400:

@@ -1,4 +1,4 @@
-"""The engine of a llama-server, with its slots shared by several tenants (a gateway's keys)."""
+"""The engine for llama-server, whose slots are shared by tenants (the API keys of a gateway)."""
 
 import asyncio
 import secrets
@@ -27,7 +27,7 @@ _UNKNOWN = ""
 
 
 class Place(NamedTuple):
-    """A request's slot, by number; `reuse` is False if another tenant's prompt may be in it."""
+    """A request's slot, by number; `reuse`: the slot holds no prompt of another tenant."""
 
     slot: int
     reuse: bool
@@ -51,9 +51,9 @@ class _Slot:
 class SlotTable:
     """The slots of one server, with at most one request of ours in each. Used in one event loop.
 
-    A session keeps its slot until another session needs it; then the slot that was idle for longest
-    is given away. A slot counts as holding another tenant's prompt until a request without reuse is
-    answered there in full, and no cancelled request of that tenant can run there any more.
+    A session keeps its slot until another session needs it; then the longest idle slot is given
+    away. A slot counts as holding a tenant's prompt until another tenant's request is answered
+    there in full; after a cancelled request of the first tenant for `LINGER_SECONDS` at least.
     """
 
     def __init__(self, slots: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,10 +67,11 @@ class SlotTable:
 
     @asynccontextmanager
     async def place(self, session: str, tenant: str) -> AsyncGenerator[Place]:
-        """Wait for a slot, and hold it while the `async with` block sends one request.
+        """Wait for a free slot, and hold it while the `async with` block sends one request.
 
-        It is the session's own slot if free, else as a rule the longest idle. The block must read
-        the whole reply or raise, and must not reuse the slot's KV cache unless `Place.reuse`.
+        It is the session's own slot if free; else the longest idle, preferably one where no
+        cancelled request of another tenant may still run. The block must read the whole reply or
+        raise, and must not reuse the slot's KV cache unless `Place.reuse`.
         """
         async with self._free:
             slot = self._chosen(session, tenant)
@@ -111,9 +112,9 @@ class SlotTable:
 class LlamaServerEngine(HttpEngine):
     """A llama-server as an `Engine`. It has no cache salt; each slot has a prefix cache.
 
-    A client with a tenant is given a slot and reuses only what its own tenant left there. At a
-    server that mixes up its slots' prompts (with `--cache-ram`, for one) it reuses nothing. For a
-    client without a tenant the server chooses the slot.
+    A client with a tenant is given a slot, and reuses only what requests of its tenant left there.
+    It reuses nothing if the server does not report its slots, or mixes up their prompts (as it does
+    with `--cache-ram`). For a client without a tenant the server chooses the slot.
     """
 
     server: LlamaCppServer
@@ -135,9 +136,9 @@ class LlamaServerEngine(HttpEngine):
     async def verify(
         self, ids: Sequence[int], count: int, sampling: Sampling, client: Client = NOBODY
     ) -> Completion:
-        """Verify as `Engine.verify` does; the server makes a decode step for each of `count` ids.
+        """Return verdicts on the last `count` ids; the server makes a decode step for each of them.
 
-        If the server cannot do so in one request, the ids are verified one at a time.
+        If the server cannot do so in one request, each id is verified by a request of its own.
         """
         if count == 1:
             return await self._verify_one(ids, client)
@@ -185,7 +186,7 @@ class LlamaServerEngine(HttpEngine):
             return None
 
     async def consulted(self, request: Request, client: Client) -> bytes:
-        """Send a request to the model; it reuses no prompt that another tenant left in a slot."""
+        """Send a request; return the reply's body. It reuses no other tenant's KV cache."""
         if not client.tenant:
             return await self._posted(request, client, cache_prompt=True)
         slots, apart = await self._slot_use()

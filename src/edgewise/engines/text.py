@@ -1,7 +1,7 @@
 """Clients of APIs over HTTP that take and return text, for a cloud model of any vocabulary.
 
 An API is sent the beginning of an answer and continues it. Each reply is checked on arrival: its
-length, its characters, and whether it reasons unasked.
+length, that it has no U+0000, and that it does not reason unasked.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ _FILTERS = ("top_k", "min_p")
 class TextRequest(NamedTuple):
     """A request for at most `n` tokens that continue `answer`, the beginning of a reply.
 
-    The reply must fit the JSON `schema`, if there is one.
+    It is a reply to `messages`. A JSON `schema` for it is sent if the API has a field for one.
     """
 
     messages: Sequence[Message]
@@ -62,12 +62,10 @@ class TextRequest(NamedTuple):
 class TextEngine(Endpoint):
     """A client of an API over HTTP that takes and returns text. All methods run in one event loop.
 
-    `dialect` is the API's name in errors. `owner` is the `owned_by` of its entries in `/v1/models`
+    `dialect` is the API's name in errors. `owner` is the `owned_by` of its models in `/v1/models`
     ("" if that varies). `reasons` says whether the API can continue an answer inside an open block
-    of reasoning.
-
-    A request field that the API declines by name is sent in another form from then on, or not at
-    all.
+    of reasoning. A request field that the API declines by name is sent in another form from then
+    on, or not at all.
     """
 
     def __init__(
@@ -101,7 +99,11 @@ class TextEngine(Endpoint):
         self._rendered: dict[tuple[object, ...], str] = {}
 
     async def complete(self, request: TextRequest, client: Client = NOBODY) -> TextContinuation:
-        """Return how the API continues `request.answer`, with token counts; raises `CloudError`."""
+        """Return how the API continues `request.answer`, with token counts. Raises a `CloudError`.
+
+        Raises `CloudRejected`, and sends nothing, if the API lacks a wanted sampling filter, cannot
+        continue an answer that was begun, or would read a part of the text as a control token.
+        """
         how, text = self._drawn(request), request.answer
         if text and self.server.reads:
             raise CloudRejected(f"{self.url!r} continues no answer that was begun.")
@@ -120,9 +122,8 @@ class TextEngine(Endpoint):
     async def describe(self) -> Described:
         """Return the model that answers: the named one, else the only one that the API lists.
 
-        Raises a `CloudError` if no model is named and the API does not list exactly one. A named
-        model may be missing from the list, since some APIs serve models that they do not list; that
-        is an error only for an API that has an `owner`.
+        Raises a `CloudError` if no model is named and the API does not list exactly one, or if the
+        list of an API with an `owner` lacks the named model. Other APIs may serve unlisted models.
         """
         # It may have been started anew, with another template.
         self._rendered.clear()
@@ -137,7 +138,7 @@ class TextEngine(Endpoint):
         return served.described if served else Described(self.model)
 
     async def model_name(self) -> str:
-        """Return the model's name: the one given, else `describe`'s. Raises a `CloudError`."""
+        """Return the name of the given model, or of the only one listed. May raise `CloudError`."""
         if self.model is None:
             self.model = (await self.describe()).model
         assert self.model is not None

@@ -18,9 +18,9 @@ FRESH_SECONDS = 1.0
 
 
 class VocabularyCheck:
-    """Repeats the check of one engine's vocabulary after reconnections. Used in one event loop.
+    """Checks one engine's vocabulary, again after reconnections. Used in one event loop.
 
-    `passed`: the last check succeeded, so the engine is the one that was accepted.
+    `passed` is True once a check succeeded, until one finds that the engine has changed.
     """
 
     def __init__(self, engine: Engine, accept: Callable[[], Awaitable[object]]) -> None:
@@ -38,9 +38,9 @@ class VocabularyCheck:
         self._last: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Check the engine now, or wait for the check under way; then `passed` is True.
+        """Check the engine now, or wait for the check under way; afterwards `passed` is True.
 
-        Raises a `CloudError`, or `accept`'s `UsageError` (see `__init__`) if the engine is refused.
+        Raises a `CloudError`, or the `UsageError` by which `accept` (see `__init__`) refuses it.
         """
         await _finished(self._start())
 
@@ -49,9 +49,9 @@ class VocabularyCheck:
     ) -> Completion:
         """Return up to `n` tokens after `ids` or, with `verify`, verdicts on the last `verify` ids.
 
-        After a reconnection the engine is checked beside the consult (a request to the model); if
-        the check fails, the completion is dropped. Unless `passed`, no ids are sent before a check
-        succeeds. Raises a `CloudError`; `OtherVocabulary` if the ids do not mean the same any more.
+        Unless `passed`, a check must succeed before ids are sent. After a reconnection the engine
+        is checked while the consult runs; if the check fails, its error is raised in place of the
+        completion. Raises a `CloudError`: `OtherVocabulary` if the ids now have another meaning.
         """
         try:
             if not self.passed:

@@ -1,4 +1,4 @@
-"""Consults (requests to the cloud model) and prefetches of devices: from a frame to its reply."""
+"""Consults (questions to the cloud model) and prefetches of devices: from a frame to its reply."""
 
 import asyncio
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class SessionPrefix(NamedTuple):
     take_fresh: Callable[[], int]
 
     def client(self, request_id: str = "") -> Client:
-        """Return the `Client` of a request; `request_id` names it in the engine's log."""
+        """Return the `Client` (sender) of a request, which `request_id` names in logs."""
         tenant = "" if self.key is ANYBODY else self.key.name
         session = self.session
         return Client(session.name, session.salt, tenant=tenant, request_id=request_id)
@@ -53,7 +53,8 @@ class SessionPrefix(NamedTuple):
 class KeyedConsults:
     """Runs the consults and prefetches of all connections within the limits of their keys.
 
-    A `Reply` tells what was cached, and seconds, only if all engines take a salt, or without keys.
+    With keys a `Reply` has cache counts and the engine's time only if every engine takes a salt,
+    which keeps the caches of keys apart: else they could reveal what other keys asked.
     """
 
     def __init__(self, fleet: Fleet, limits: KeyLimits, metrics: GatewayMetrics) -> None:
@@ -62,8 +63,8 @@ class KeyedConsults:
     async def answer(self, frame: Ask, prefix: SessionPrefix) -> Reply | Failed:
         """Run the consult that `frame` asks for on the ids of `prefix`; return the frame to send.
 
-        The key is charged for ids sent or computed and for tokens written; a verification counts as
-        one. An error, a missed deadline or a limit gives a `Failed`; only cancellation is raised.
+        The key is charged for ids sent or computed and for tokens written, one for a verification.
+        An error, a missed deadline or a limit gives a `Failed`; only cancellation is raised.
         """
         key, name, wait = prefix.key, request_id(prefix.session.name, frame.ask), None
         noted = log.bind(request_id=name)

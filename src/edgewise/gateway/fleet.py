@@ -68,9 +68,10 @@ async def engines_at(
 ) -> list[Engine]:
     """Return the engines at `addresses`: URLs, or one model that runs in the gateway's process.
 
-    `key` is sent to the URLs. `kind` is the engines' type ("auto": detect it), `model` names one of
-    several there. A model in this process must be the only address; `options` are for it. Raises
-    `UsageError` for an invalid combination or model, `CloudError` if a URL has no known engine.
+    `key` is sent to the URLs. `kind` is the engines' type ("auto": detect it), `model` the model's
+    name, if a URL serves several. A model in this process must be the only address; `options` are
+    for it. Raises `UsageError` for an invalid combination or model, `CloudError` if a URL has no
+    known engine.
     """
     if here := [one for one in addresses if not is_url(one)]:
         if len(addresses) > 1 or kind != AUTO or model is not None:
@@ -254,7 +255,7 @@ class Fleet:
 
     @property
     def reads_once(self) -> bool:
-        """Whether every engine verifies all draft tokens by one prompt, not by one for each."""
+        """Whether every engine reads a block of drafts in one prompt, not in one for each draft."""
         return all(replica.engine.reads_once for replica in self.replicas)
 
     async def complete(
@@ -264,8 +265,8 @@ class Fleet:
 
         Returns up to `n` tokens after `ids`. With `verify` above 0 `n` must be 0, and the last
         `verify` ids are draft tokens: each has a verdict in `Completion.verified`. `client` names
-        the session, which determines the replica, and the key. Raises a `CloudError`, also for an
-        invalid completion, or `OverLimit` if too many consults wait.
+        the key, and the session whose replica is asked. Raises a `CloudError`, also for an invalid
+        completion, or `OverLimit` if too many consults wait.
         """
         if not ids:
             raise CloudRejected("A consult needs at least one token id.")
@@ -336,10 +337,7 @@ class Fleet:
         return [replica for replica in self.replicas if replica.up]
 
     async def _accept(self, engine: Engine) -> None:
-        """Raise `UsageError` for an engine of another vocabulary or an unknown one.
-
-        One that turns out to be another model of the same vocabulary is logged and accepted.
-        """
+        """Raise `UsageError` for another vocabulary or none; accept another model, but log it."""
         if engine.vocabulary is None:
             raise UsageError(
                 f"The engine at {engine.url!r} does not report its tokenizer, so its vocabulary "

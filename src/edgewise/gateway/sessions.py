@@ -12,9 +12,10 @@ from edgewise.wire.protocol import Ledger
 class Session:
     """The token ids of one device's conversation, in `ledger`.
 
-    `name` is secret: who knows it and has the API key named `key` can resume the session. `salt`
-    keeps its prefix cache apart at the engine. Consults and prefetches hold the lock `turn`, to run
-    one by one. `left` is when the device last disconnected, or the session began (monotonic clock).
+    `name` is secret: who knows it and has the API key named `key` can resume the session. An engine
+    that takes a `salt` keeps the session's prefix cache apart by it. Consults and prefetches hold
+    the lock `turn`, to run one by one. `left` is when the device left, or the session began
+    (monotonic).
     """
 
     def __init__(self, key: str) -> None:
@@ -75,11 +76,11 @@ class Sessions:
     def put(
         self, session: Session, position: int, ids: Sequence[int] | Ledger, check: int
     ) -> Ledger | None:
-        """Replace the session's ids from index `position` on by `ids`; return its own `Ledger`.
+        """Replace the session's ids from index `position` on by `ids`; return its whole `Ledger`.
 
         Other sessions may be dropped or emptied to stay within `most_ids`. Returns None if ids
-        before `position` are missing, or if `check` is not the checksum of all ids (see `Ledger`).
-        Then this session's ids are dropped; the device must send them from 0.
+        before `position` are missing, or if `check`, the device's checksum of all ids, is not the
+        ledger's. Then this session's ids are dropped; the device must send them from 0.
         """
         ledger, before = session.ledger, len(session.ledger)
         held = ledger.put(position, ids) and ledger.checksum == check

@@ -41,10 +41,11 @@ Part = Said | CallBegun | CallArguments
 
 
 class CallReader:
-    """Splits the text of an answer into plain text and tool calls, as it comes in.
+    """Splits the text of an answer into plain text and tool calls while it is written.
 
-    `style` is the model's format of calls. `bare` are the names of tools that may also be called
-    without the text that opens a call in that format, if the whole answer is the call's JSON.
+    `style` is the format in which the model writes calls. `bare` names the tools that may also be
+    called by an answer that is only the JSON of a call, without the opening text of that format.
+    What follows the calls is dropped.
     """
 
     def __init__(self, style: ToolFormat, bare: Sequence[str] = ()) -> None:
@@ -79,7 +80,7 @@ class CallReader:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return text held back because a call could begin in it: a list of one `Said`, or []."""
+        """Return the text held back as [`Said`]; [] if there is none, or once a call has begun."""
         left, self._text = self._text, ""
         return [Said(left)] if left and self._place in (self._outside, self._beginning) else []
 
@@ -167,7 +168,7 @@ def call_reader(tokenizer: Tokenizer, format: ResponseFormat | None) -> CallRead
 
 
 def collected(reader: CallReader, answer: str) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the text and the tool calls of a whole `answer`, read by a new `reader`.
+    """Return the text and the tool calls of a whole `answer`; `reader` must have read nothing yet.
 
     The arguments of the last call are incomplete if the answer was cut off.
     """

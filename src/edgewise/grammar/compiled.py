@@ -1,4 +1,4 @@
-"""Grammars over a vocabulary, compiled by the library llguidance: which tokens may come next."""
+"""Grammars that say which token ids may come next, compiled by the library llguidance."""
 
 import re
 import threading
@@ -29,8 +29,7 @@ COMPILING = 2
 
 # A small model may repeat a digit for ever. No 64-bit integer has more.
 DIGITS = 20
-"""Digits in a row after which a number ends, unless its schema requires more; an exponent has two.
-"""
+"""Maximum digits in a row in a number, unless its schema requires more; in an exponent, two."""
 
 _FULL = re.compile(rb"(?:\d{%d}|[eE][+-]?\d\d)\Z" % DIGITS)
 # As many ids as DIGITS and an exponent can have.
@@ -58,7 +57,7 @@ class Allowed(NamedTuple):
 
 
 class Constraint:
-    """The grammar of one answer. Each call passes all ids so far; after a rollback, fewer ids."""
+    """The grammar of one answer. Calls get all ids so far, prompt too; fewer after a rollback."""
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, *, start: int) -> None:
         """`start` is the index of the answer's first id in `ids`; no other uses `matcher`."""
@@ -70,7 +69,7 @@ class Constraint:
     def allowed(self, ids: Sequence[int], drafts: Sequence[int] = ()) -> Allowed:
         """Return which ids may follow `ids` (prompt and answer) and the draft tokens `drafts`.
 
-        Raises `UsageError` if the grammar exceeds llguidance's limits.
+        Raises `UsageError` if it does not allow answer or drafts, or exceeds llguidance's limits.
         """
         self._follow(ids, drafts)
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
@@ -84,8 +83,8 @@ class Constraint:
     def fitting(self, ids: Sequence[int], more: Sequence[int], *, ends: bool = False) -> int:
         """Return how many ids of `more`, from the first on, the grammar allows after `ids`.
 
-        With `ends` the last id of `more` ends the answer, even if it is no end token here; it fits
-        only where the grammar may end. Raises `UsageError` as `allowed` does.
+        An end token fits only where the grammar may end; no id after it fits. With `ends` the last
+        id of `more` counts as an end token, whatever it is. Raises `UsageError` as `allowed` does.
         """
         self._follow(ids, ())
         last = len(more) - 1
@@ -151,8 +150,9 @@ def _of_numbers(tokenizer: Tokenizer) -> tuple[NDArray[np.bool_], NDArray[np.boo
 class Grammar:
     """A compiled grammar over a tokenizer's vocabulary, for any number of answers.
 
-    `shown` maps those control tokens that are part of the format, such as `[TOOL_CALLS]`, to the
-    bytes that they stand for in the answer. `unheld` names the schema keywords that are ignored.
+    `shown` maps the ids of control tokens that mark tool calls, such as `[TOOL_CALLS]`, to their
+    text in the answer (bytes); other control tokens have no text there. `unheld` lists the keywords
+    of JSON schemas that the grammar ignores.
     """
 
     def __init__(
@@ -184,9 +184,10 @@ def compiled(
 ) -> Grammar:
     """Compile a grammar written in llguidance's dialect of Lark.
 
-    `shown` and `unheld` are those of `Grammar`; keywords that llguidance ignores are added to
-    `unheld`. `rules` maps names of rules to what an error message calls them. Raises `UsageError`
-    if llguidance is missing, or the grammar is invalid, too large or too slow to compile.
+    `shown` and `unheld` become attributes of the `Grammar`; to `unheld` are added the keywords that
+    llguidance ignores. `rules` maps a rule's name to what errors call that rule. `UsageError`: no
+    llguidance, no end token in the tokenizer, an invalid or too large grammar, one that takes over
+    `SECONDS` to compile, or `COMPILING` others that are still being compiled after that time.
     """
     library, vocabulary = _library(), _vocabulary(tokenizer)
     # A grammar comes from a client, who may mean harm.

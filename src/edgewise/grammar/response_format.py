@@ -17,8 +17,7 @@ from edgewise.prompts.tool_formats import BARE_END, ToolFormat, bare_call, marke
 # OpenAI's own limit.
 MAX_TOOLS = 128
 MAX_TOOLS_TEXT = 1 << 20
-"""Maximum size of the JSON text of all tools' parameters, in bytes. For the tools that may be
-called, `MAX_SCHEMA` holds as well."""
+"""Most bytes of all tools' parameters as JSON. `MAX_SCHEMA` limits those of callable tools, too."""
 
 _Tools = Annotated[tuple[Tool, ...], msgspec.Meta(max_length=MAX_TOOLS)]
 
@@ -26,11 +25,13 @@ _Tools = Annotated[tuple[Tool, ...], msgspec.Meta(max_length=MAX_TOOLS)]
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
     """What an answer may consist of: JSON of a schema, any text, calls of tools.
 
-    With `schema` the answer is JSON that this JSON schema allows; without, any text. With `tools`
-    it may be tool calls instead. It must be tool calls if `required` is set, or if `only` names the
-    one tool that may be called. With `parallel` it may have several calls. The prompt describes the
-    tools, too. For the tools named in `lenient`, schema keywords that no grammar supports are
-    ignored; for others, and in `schema`, they are refused.
+    With `schema` the answer is JSON that this JSON schema allows; with None, any text. With `tools`
+    it may be tool calls instead: several if `parallel` is set, else one. It must be tool
+    calls if `required` is set, or if `only` names the one tool that may be called. The prompt
+    describes the tools, too.
+
+    For the tools named in `lenient`, schema keywords that no grammar supports are ignored. For
+    other tools, and in `schema`, they are refused.
     """
 
     schema: Mapping[str, object] | None = None
@@ -51,11 +52,12 @@ def response_format_from(
 ) -> ResponseFormat | None:
     """Return the response format of a request; None for plain text.
 
-    With `json_schema` the answer is JSON that it allows or, with `tools` too, tool calls. `tools`
-    may be dicts with the fields of `Tool`. `tool_choice` is "auto", "none", "required" or the name
-    of the one tool to call. `only` names that tool instead, even one that is called "auto" or the
-    like. The answer may have several calls if `parallel_tool_calls`. Raises `UsageError` for
-    invalid or too many tools, and for the name of a tool that is not among them.
+    With `json_schema` the answer is JSON that it allows; with `tools` it may be tool calls instead.
+    `tools` may be dicts with the fields of `Tool`. `tool_choice` is "auto", "none", "required" or
+    the name of the one tool to call. `only` names that tool instead, even one that is itself called
+    "auto" or the like. With `parallel_tool_calls` there may be several calls. Raises
+    `UsageError` for invalid or too many tools, and for the name of a tool that is not among them.
+    The schema is checked later, by `grammar_of`.
     """
     if json_schema is None and not tools:
         return None
@@ -85,8 +87,9 @@ def response_format_from(
 def grammar_of(tokenizer: Tokenizer, format: ResponseFormat) -> Grammar:
     """Compile a response format for a tokenizer's vocabulary.
 
-    Raises `UsageError` for an invalid, unsupported or too complex schema, for tools if the model's
-    chat template has no known format of calls, or if llguidance is not installed.
+    Raises `UsageError` if a schema is invalid, unsupported or too complex, or if llguidance is not
+    installed. With tools it is also raised if the model's chat template has no known format of
+    calls, or one that cannot be combined with the format's `schema`.
     """
     left = SchemaBudget()
     try:
@@ -133,11 +136,7 @@ def _wrong(what: str, hint: str) -> UsageError:
 def _calling(
     format: ResponseFormat, style: ToolFormat, special: Mapping[str, int], left: SchemaBudget
 ) -> str:
-    """Return the grammar of tool calls, and of the text that may come in their place.
-
-    Text before the first call is free up to the call's opening; nothing may follow the calls. An
-    answer that begins like a bare call of a given tool has to be one (see `bare_call`).
-    """
+    """Return the grammar of tool calls, and of the text that may come before them or instead."""
     if format.schema is not None and not style.opening:
         raise UsageError(
             "This model writes tool calls as JSON, so tools and a JSON format cannot be combined",

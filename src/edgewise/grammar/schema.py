@@ -1,6 +1,7 @@
-"""Prepares JSON schemas for grammars: limits their work and, where possible, forbids unnamed keys.
+"""Prepares JSON schemas for grammars: limits their work, and forbids keys that they do not list.
 
-Some schemas take llguidance minutes and gigabytes, so their work is estimated beforehand.
+Such keys are forbidden where possible. Some schemas take llguidance minutes and gigabytes, so their
+work is estimated beforehand.
 """
 
 import math
@@ -73,11 +74,12 @@ _ANY = "*"
 
 
 class SchemaBudget:
-    """The work that a set of schemas, such as those of a request's tools, may still take.
+    """What a request's schemas, such as those of its tools, may still use before one is refused.
 
-    The schemas may have up to `values` more subschemas, `multipleOf` that add up to `states`, and
-    `characters` of JSON text. The three begin at `MAX_VALUES`, `MAX_MULTIPLE` and `MAX_SCHEMA`.
-    `unheld` collects the keywords that were ignored in lenient schemas.
+    `values` is the number of subschemas left, `states` the sum of `multipleOf` left (each without
+    its point and final zeros), `characters` the length of JSON text left. They begin at
+    `MAX_VALUES`, `MAX_MULTIPLE` and `MAX_SCHEMA`; `schema_text` lowers them. `unheld` collects the
+    names of the keywords that `schema_text` removed from lenient schemas.
     """
 
     def __init__(self) -> None:
@@ -88,11 +90,12 @@ class SchemaBudget:
 def schema_text(
     schema: Mapping[str, object] | None, what: str, left: SchemaBudget, *, lenient: bool = False
 ) -> str:
-    """Return a schema's JSON text for a grammar (None: of any JSON), and take its work from `left`.
+    """Return a schema's JSON text for a grammar. The schema None stands for any JSON.
 
-    Where possible, the text forbids keys that `properties` does not name. With `lenient`, keywords
-    that no grammar supports are ignored, not refused. Raises `UsageError` for a schema that is not
-    JSON, is nested too deeply or is too much work; the error calls the schema `what`.
+    What the schema uses is subtracted from `left`. Where possible, the text forbids keys that an
+    object's `properties` do not list. Keywords that no grammar supports are ignored with `lenient`,
+    else refused by the compiler. Raises `UsageError`, which calls the schema `what`, if it is not
+    JSON, is nested too deeply, is too much work, or uses more than is left.
     """
     require_shallow(schema, what)
     found = dict(schema or {})
@@ -161,12 +164,7 @@ class _Weighing:
     def ways(
         self, part: object, key: str, above: tuple[int, ...], *, combined: bool = False
     ) -> _Ways:
-        """Return, by key, the log of the product of pattern sizes that `part` adds (`_Ways`).
-
-        `part` is a subschema for the value at `key`, and `above` are the Python ids of the
-        subschemas around it, so that a cycle is found. A `$ref` is written out in place only if the
-        subschema is `combined` with others.
-        """
+        """Return the `_Ways` of `part`, at `key` in `above` (the parents' Python ids)."""
         self._left.values -= 1
         if self._left.values < 0 or len(above) > MAX_REFS:
             raise self._refused("has combined parts that are too large when they are written out")

@@ -11,7 +11,7 @@ _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
 
 class HubAddress(NamedTuple):
-    """An address on the hub: repository and, unless None, revision, quantisation and file."""
+    """An address on the hub: `repo` is owner/name; the others, such as a `quant`, may be None."""
 
     repo: str
     revision: str | None
@@ -58,7 +58,7 @@ def models_among(names: Iterable[str]) -> list[str]:
 
 
 def parts_of(name: str) -> list[str]:
-    """Return all files of the split GGUF whose first file is `name`; any other name alone."""
+    """Return all files of the split GGUF that `name` is a part of; any other name alone."""
     match = _PART.search(name)
     if not match:
         return [name]

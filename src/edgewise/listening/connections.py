@@ -203,7 +203,7 @@ class WebSocketProtocol(_Counted, WebSocketsSansIOProtocol):  # type: ignore[mis
             self.transport.close()
 
     def pause_writing(self) -> None:
-        """Stop reading while writing is paused."""
+        """Stop reading from a peer that does not read what it is sent."""
         super().pause_writing()
         # Answers to the peer's pings would pile up.
         self.transport.pause_reading()
@@ -214,7 +214,7 @@ class WebSocketProtocol(_Counted, WebSocketsSansIOProtocol):  # type: ignore[mis
             self.transport.resume_reading()
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
-        """Called when the application has ended: cut the connection if writing is paused."""
+        """Cut the connection if the application ends while the peer does not read."""
         super().on_task_complete(task)
         if not self.writable.is_set():
             self._connections.cut(self.transport, "it does not read")

@@ -26,10 +26,10 @@ _EVENTS = frozenset({"refused", "ended"})
 class FloodFilter(logging.Filter):
     """A logging filter that passes at most `BURST` lines of one kind in `WINDOW_SECONDS`.
 
-    A gateway's events "refused" and "ended" are a kind each. Lines of other packages, and of the
-    loggers "edgewise.listening" and `OTHERS`, are of one kind if the logger and the first 20
-    characters are equal. All other lines pass. The first line of a kind after a window has an
-    attribute `left_out`: how many lines were dropped in it.
+    A gateway's events "refused" and "ended" are a kind each. Lines of other packages, of the logger
+    "edgewise.listening", and of requests without an accepted key (`OTHERS`) are of one kind if the
+    logger and the first 20 characters are equal. All other lines pass. The first line of a kind
+    after a window has an attribute `left_out`: how many lines were dropped in it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,7 +67,7 @@ def _kind(record: logging.LogRecord) -> str | None:
 def log_lines(form: Literal["json", "plain"], level: Level) -> Generator[None]:
     """Write log lines from `level` on, and Python's warnings, to stderr while the block runs.
 
-    `form` is json (an object a line) or plain. uvicorn logs warnings and worse; floods are thinned.
+    `form` is "json" (an object a line) or "plain". uvicorn logs warnings and worse; floods are cut.
     """
     import structlog
 

@@ -88,7 +88,7 @@ class Listener(uvicorn.Server):
         self._socket.listen(BACKLOG)
 
     async def main_loop(self) -> None:
-        """Serve until a signal, then run `drain` (see `__init__`); a second signal ends it, too."""
+        """Serve until a signal, then run the given `drain`; a second signal ends this at once."""
         await super().main_loop()
         if self._drain is not None:
             draining = asyncio.create_task(self._drain())

@@ -1,4 +1,4 @@
-"""The clouds of an answer, nearest first; the next is asked if one fails or is unsure."""
+"""The cloud models of one answer, asked in order: the next if one fails or is unsure."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,15 @@ from edgewise.loop.one_cloud import CloudConsults, Flight, Refusal
 
 
 class Clouds:
-    """All requests of an answer to its clouds. To the decoding loop they act as one cloud.
+    """The cloud models of one answer and the requests to them; the decoding loop sees one cloud.
 
-    The first cloud is the nearest. Prefetches, draft tokens to verify and requests for positions
-    behind draft tokens go to the nearest only.
+    They are asked in the order of the list: the next if one fails or is unsure of its completion.
+    The first is called the nearest. Prefetches, draft tokens to verify and requests for positions
+    behind draft tokens go to it alone.
     """
 
     def __init__(self, clouds: Sequence[CloudConsults], *, cap: int | None) -> None:
-        """`clouds` are nearest first; `cap`: the most tokens asked of all together, or None."""
+        """`clouds` are nearest first; `cap`: most tokens to ask of all together, or None."""
         nearest = clouds[0]
         self._clouds, self._cap = clouds, cap
         self.counts = [one.counts for one in clouds]
@@ -36,18 +37,21 @@ class Clouds:
         self.passages = nearest.tier.cloud.reads_passages
 
     def ignore_breakers(self) -> None:
-        """Send requests from now on even while a circuit breaker is open: the edge is lost."""
+        """From now on send requests even while a circuit breaker is open: the edge is lost."""
         for cloud in self._clouds:
             cloud.ignores_breaker = True
 
     @property
     def requested(self) -> int:
-        """How many tokens the last finished request had asked for."""
+        """How many tokens were asked for in the request that finished last since `ask`."""
         return self._over[-1][1].ask
 
     @property
     def wasted(self) -> int:
-        """Tokens of dropped requests and overruled completions; whole answers do not count."""
+        """Tokens in vain so far: of dropped requests and of completions overruled by another cloud.
+
+        Requests for a whole answer do not count.
+        """
         return sum(cloud.counts.unused for cloud in self._clouds)
 
     @property
@@ -57,16 +61,16 @@ class Clouds:
 
     @property
     def writer(self) -> CloudCounts:
-        """The counts of the cloud whose completion was taken; of the nearest if none was yet."""
+        """Counts of the cloud that completed the last `ask`; of the nearest before one has."""
         return (self._best[0] if self._best else self._clouds[0]).counts
 
     def ask(self, n: int, token: int | None) -> int | Refusal:
-        """Ask the first cloud of the list that may be asked now for `n` tokens.
+        """Ask the first cloud that may be asked now for `n` tokens; `completion` waits for them.
 
-        Its circuit breaker, the cost limits and privacy rules may refuse. A cloud after the nearest
-        that has another vocabulary is asked only where `token`, the one that the edge would write
-        here, begins a word; None, without an edge, skips that check. Returns how many tokens were
-        requested (at most `n`; `completion` waits for them), or why none were.
+        Circuit breakers, limits on cost and tokens, and privacy rules may refuse. `token` is what
+        the edge would write here: a cloud after the first, if its vocabulary is not the edge's, is
+        skipped where `token` does not begin a word. None (there is no edge) skips no cloud. Returns
+        how many tokens were asked for, at most `n`, or why no cloud was asked.
         """
         self._n, self._token, self._best = n, token, None
         self._over.clear()
@@ -74,11 +78,11 @@ class Clouds:
         return refused if self._flying is None else self._flying[1].ask
 
     def outcome(self, flight: Flight, index: int) -> tuple[Completion | CloudError, Consult]:
-        """Wait for the nearest cloud's verdicts on a block of draft tokens, and charge them.
+        """Wait for the reply to `flight`, a request to verify draft tokens, and count the request.
 
         `flight` is what `verify` returned: call this once for each. `index` is the place of the
-        block's first token in the answer, from 0. Returns the verdicts, or the error instead of
-        them, and the event that reports the request.
+        first of these tokens in the answer, from 0. Returns the verdicts, or the error (a
+        `CloudProtocolError` if they do not fit the tokens), and the event that reports the request.
         """
         nearest = self._clouds[0]
         nearest.counts.wanted += 1
@@ -93,10 +97,10 @@ class Clouds:
         return outcome, event
 
     def due(self) -> bool:
-        """Return whether `completion` returns at once; wait briefly for a reply that comes soon.
+        """Return whether `completion` would return at once; first wait for a reply that is due.
 
         `Latency.patience` says how long. If a reply is an error, or its cloud is unsure of it, the
-        next cloud is asked, and awaited likewise.
+        next cloud is asked, and its reply awaited likewise.
         """
         while self._flying is not None:
             if not self._flying[0].due(self._flying[1]):
@@ -105,9 +109,9 @@ class Clouds:
         return True
 
     def completion(self) -> Completion:
-        """Wait for the completion that `ask` requested, and return it.
+        """Wait for the completion that `ask` requested; return it, or a later cloud's that differs.
 
-        If clouds differ, the farther one's is taken. Raises the last `CloudError` if none answered.
+        Raises the last `CloudError` if all clouds that were asked failed.
         """
         while self._flying is not None:
             self._collect_outcome()
@@ -120,10 +124,10 @@ class Clouds:
     def events_for(
         self, index: int, *, refused: CloudError | None = None, changed: bool = False
     ) -> list[Consult]:
-        """Count the requests that the last `ask` made; return the events that report them.
+        """Count the requests made since the last `ask`; return the events that report them.
 
-        `index` is the token's place in the answer, from 0. `refused` says why the completion cannot
-        be used; `changed`: it differs from the edge's token (`Latency.rejection_rate` counts it).
+        `index` is the completion's place in the answer, from 0. `refused` says why the completion
+        cannot be used (None: it can). `changed`: its first token is not the edge's.
         """
         if self._best is not None:
             # Only the nearest's consults are drafted beyond, whoever overrules it.

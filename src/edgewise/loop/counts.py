@@ -1,7 +1,4 @@
-"""The counts of an answer: its tokens and its requests to clouds are counted here, nowhere else.
-
-Tokens that a cloud returned, or was asked for in vain, are wasted unless they are in the answer.
-"""
+"""Counts of an answer's tokens and of its requests to cloud models, reported as a `Usage`."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -14,15 +11,15 @@ from edgewise.loop.state import Rules
 
 
 class CloudCounts:
-    """What one cloud was asked in an answer, and what came of it.
+    """Counts of the requests of one answer to one cloud, and of the tokens that they brought.
 
-    `wanted`, `calls`, `failed` and `wrote` are those of `TierUsage`. `dropped` counts requests
-    whose outcome the answer did not wait for. `brought` counts the tokens that the cloud returned,
-    and those of requests that were dropped or timed out. `unused` counts the part of `brought` from
-    requests that were dropped or overruled (another cloud's completion was taken), but for whole
-    answers, which are outside the share. `cached` and `computed` count prompt tokens by its usage
-    reports, None once a report lacked that count; `written` counts the tokens it wrote, in its own
-    vocabulary.
+    `wanted`: how often the cloud was to be asked. `calls`: finished requests; `failed`: those of
+    them that brought nothing usable; `dropped`: requests given up before they had finished.
+    `wrote`: tokens in the answer that the cloud wrote. `brought`: tokens that it returned, and
+    those asked for in requests that were dropped or timed out. `unused`: the part of `brought` from
+    dropped requests and from those where another cloud's completion was used; requests for a whole
+    answer do not count. By the usage reports, `cached` and `computed` count prompt tokens (None
+    once a report lacked that count), and `written` output tokens in the cloud's vocabulary.
     """
 
     def __init__(self, sent: SentAnswer) -> None:
@@ -37,10 +34,10 @@ class CloudCounts:
     ) -> None:
         """Count a finished request for `asked` tokens, and the usage report in its `outcome`.
 
-        `failed`: nothing it brought can be used (the response format may forbid a completion). A
-        timeout adds `asked` to `brought`. `overruled`: another cloud's completion was taken, so
-        this request's tokens are added to `brought` and `unused`. For a completion that is taken
-        the loop adds them to `brought`.
+        `failed`: nothing of it can be used; for example, the response format forbids the
+        completion. `overruled`: another cloud's completion is used instead, so this one's tokens
+        are added to `brought` and `unused`. A timeout adds `asked` to `brought`. The tokens of a
+        completion that is used are added to `brought` by the decoding loop.
         """
         self.calls += 1
         self.failed += failed
@@ -69,9 +66,10 @@ class CloudCounts:
 
 
 class AnswerCounts:
-    """The counts of an answer: its tokens, and what its clouds were asked.
+    """Counts of an answer's tokens and of its requests to clouds.
 
-    `repeats` and `escalated` are those of `Usage`.
+    The loop sets `repeats` when it cuts an answer that repeats itself, and `escalated` when a cloud
+    writes the whole answer.
     """
 
     def __init__(
@@ -84,9 +82,10 @@ class AnswerCounts:
         self._anew = self.repeats = self.escalated = False
 
     def wrote(self, token: Token) -> None:
-        """Count the answer's next token.
+        """Count `token`, the next of the answer.
 
-        If the cloud rewrites a sentence, each token of the new sentence counts as a correction.
+        A cloud's token is a correction if the edge had another there, or if it is in a sentence
+        that the cloud rewrote.
         """
         self._tokens += 1
         if token.reason == "verified":
@@ -98,7 +97,7 @@ class AnswerCounts:
         self._corrections += self._anew or token.draft not in (None, token.id)
 
     def usage(self) -> Usage:
-        """Return all counts as a `Usage`."""
+        """Return all counts as a `Usage`. At least one token must have been counted."""
         clouds, (lowest, at) = self._clouds, self._lowest or (None, None)
         wrote = sum(one.wrote for one in clouds)
         wasted = sum(one.brought for one in clouds) - wrote

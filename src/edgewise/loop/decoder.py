@@ -29,7 +29,7 @@ from edgewise.sampling import Sampling
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer. `Pair` moves tool calls from `text` to `tool_calls`, a `Decoder` does not."""
+    """A whole answer. A `Decoder` leaves `tool_calls` empty: tool calls are part of its `text`."""
 
     text: str
     finish_reason: FinishReason
@@ -40,10 +40,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decoder:
-    """Answers prompts with an edge model, a router and perhaps cloud models.
+    """Answers prompts with an edge model and perhaps cloud models, by a router and a policy.
 
-    The policy says when a cloud is asked and how much it may write. One decoder gives any number of
-    answers, one after the other or in several threads.
+    One decoder gives any number of answers, one after the other or in several threads.
     """
 
     def __init__(
@@ -89,14 +88,15 @@ class Decoder:
     ) -> Generation:
         """Return a `Generation`, an iterator over the events of the answer to `prompt`.
 
-        `prompt` are token ids, or a `Prompt` with the messages they were made from; one marked
-        local is sent to trusted clouds only. By default the answer may fill the context and is
-        greedy; it ends before any string of `stop`. `budget` says how much the cloud may write:
-        what the last answer left (`Generation.budget`). `pending` adds events about draft tokens
-        (`Pending`, `RolledBack`), `candidates` the edge's candidates to every `Token`. `grammar`
-        constrains the answer, `policy` replaces the decoder's. Before each verdict on a token
-        `follow` gets the budget and returns it, perhaps changed; `at_end` gets what is left, once.
-        Raises `UsageError` for bad input; the events may raise `EdgeError` and `CloudError`.
+        `prompt`: token ids, or a `Prompt`; one marked local is sent to trusted clouds only. By
+        default the answer may fill the context, and sampling is greedy. The answer ends before any
+        string of `stop`. `budget` says how much the cloud may write: `Generation.budget` of the
+        conversation's last answer; None for a new conversation. `pending` adds events about draft
+        tokens (`Pending`, `RolledBack`), `candidates` the edge's likeliest ids to every `Token`.
+        `grammar` constrains the answer, `policy` replaces the decoder's. `follow` gets the budget
+        before a verdict on a token is applied, and returns it, perhaps changed; `at_end` gets what
+        is left, once. Raises `UsageError` for invalid arguments; iterating may raise it,
+        `EdgeError` or `CloudError`.
         """
         prompt = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         if not prompt.ids:
@@ -134,10 +134,7 @@ class Decoder:
         return self._generation(prompt, rules, tiers, budget or Budget(), follow, at_end)
 
     def _can_verify(self, nearest: Tier, policy: Policy) -> bool:
-        """Whether the nearest cloud verifies the answer, as one that reads passages always does.
-
-        Any other must have no share of its own and, under limits on costs, be `reads_once`.
-        """
+        """Whether the nearest cloud verifies the answer, as one that reads passages always does."""
         if nearest.cloud.reads_passages:
             return True
         # Without `reads_once` a whole prompt is billed for each draft token.
@@ -242,7 +239,7 @@ def _is_open(tier: Tier, prompt: Prompt, policy: Policy) -> bool:
 
 
 def collect(events: Iterator[Event]) -> Answer:
-    """Return the answer of a stream's events. Raises `ValueError` if they lack a `Finished`."""
+    """Return the `Answer` of a stream's events. Raises `ValueError` if they lack a `Finished`."""
     tokens: list[Token] = []
     for event in events:
         if isinstance(event, Token):

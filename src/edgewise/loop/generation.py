@@ -1,6 +1,6 @@
 """The decoding loop of an answer: edge step, router score, decision, perhaps a request, next token.
 
-All that changes from token to token is in one immutable `State`. Draws depend on seed and position.
+What changes with each token is in one immutable `State`. Random draws depend on seed and position.
 """
 
 import gc
@@ -57,7 +57,7 @@ gc.callbacks.append(_collector)
 
 
 def close_abandoned() -> None:
-    """Close the answers that the garbage collector found; call it where no lock is held."""
+    """Close the `Generation`s that the garbage collector found. Call it without holding a lock."""
     while _found:
         try:
             _found.popleft().close()
@@ -69,9 +69,9 @@ def close_abandoned() -> None:
 
 
 class Generation(Iterator[Event]):
-    """The answer that is being generated: an iterator over its events.
+    """An answer while it is written: an iterator over its events, of which `Finished` is the last.
 
-    It closes itself when it is exhausted or raises; use `with` if it may be abandoned.
+    It closes itself once it is exhausted or raises. Use `with` if the iteration may stop earlier.
     """
 
     # Until the end of `__init__` there is nothing that `__del__` could close.
@@ -112,24 +112,26 @@ class Generation(Iterator[Event]):
 
     @property
     def budget(self) -> Budget:
-        """The budget left for the conversation's next answer; final once this answer is closed."""
+        """What the cloud may write in the conversation's next answer; final once this is closed."""
         wasted = self._consults.wasted if self._consults else 0
         return self._rules.policy.next_answer(self._state.budget, wasted)
 
     @property
     def cost(self) -> AnswerCost | None:
-        """What the answer cost so far, None without a price; final once this answer is closed."""
+        """What the answer cost so far, None without a price list; final once this is closed."""
         return self._costs.cost(self._ids) if self._costs else None
 
     @property
     def reading(self) -> tuple[Source, int, int]:
-        """Progress before the first token, for another thread: (which model reads the prompt, how
-        many token ids the edge has computed, how many the prompt has)."""
+        """Prefill progress: (model that reads the prompt, ids that the edge computed, ids in all).
+
+        Valid before the first token, in any thread. 0 ids computed may also mean: not reported.
+        """
         by: Source = "edge" if self._awaited is None else "cloud"
         return by, self._speculation.computed, self._rules.prompt
 
     def close(self) -> None:
-        """End the answer and close its sessions; after that only events already queued come."""
+        """End the answer, and its sessions with the models; only events already made still come."""
         if self._closed:
             return
         self._closed = True
@@ -319,10 +321,7 @@ class Generation(Iterator[Event]):
     def _draft_or_take(
         self, requested: int, step: EdgeStep | None, threshold: float | None
     ) -> None:
-        """Draft one more token while a request is in flight, or take the outcome of the request.
-
-        `step` is the edge's step, None without an edge.
-        """
+        """Draft one more token while a request is in flight, or take the request's outcome."""
         assert self._consults is not None
         policy, state = self._rules.policy, self._state
         if step is not None and policy.speculate and not self._consults.due():

@@ -1,4 +1,4 @@
-"""Health of the link to the cloud: whether it works, and the latency of requests."""
+"""The state of the link to a cloud model: circuit breaker, and latency of requests."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests to the cloud are paused."""
+        """Whether requests are paused after failures, until one succeeds (perhaps as a probe)."""
         return self._until is not None
 
     def allow(self) -> Literal["yes", "probe", ""]:
@@ -50,16 +50,16 @@ class Breaker:
             self._until, self._probing = None, False
 
     def probe_cancelled(self) -> None:
-        """Let another request test the link: the probe was not sent, or says nothing of it."""
+        """Allow another probe: this one was not sent, or its outcome says nothing of the link."""
         with self._lock:
             self._probing = False
 
     def failed(self, *, silent: bool = False, probe: bool = False) -> None:
-        """Record that a request failed; `silent` if that took more than half of its deadline.
+        """Record that a request failed; `silent`: it timed out, or took over half of its deadline.
 
-        The third failure in a row opens the breaker, which pauses requests. So does a single silent
-        one, for 0 s: the next request is a probe. If the failed request was the `probe`, which
-        tests the link after a pause, the next pause is twice as long, up to 30 s.
+        The third failure in a row opens the breaker: requests are paused for 1 s at first. One
+        silent failure opens it, too, but without a pause: the next request is a probe. `probe` says
+        that the failed request was a probe; the next pause is then twice as long, up to 30 s.
         """
         with self._lock:
             self._failures += 1
@@ -82,13 +82,14 @@ _MANY = 16
 
 
 class Latency:
-    """Latency of the requests to one cloud, shared by all answers; thread-safe.
+    """Latencies, in seconds, of all answers' requests to one cloud; thread-safe.
 
-    An answer's first requests are counted apart (`first`). Three means are exponentially weighted:
-    `step`, the seconds of an edge model's step; `prefill`, the seconds per prompt token that a
-    first request computed (both None before the first value); and `rejection_rate`, the share of
-    completions that differed from the edge's token (0.5 at first). `timeouts` is the number of
-    requests in a row that were not answered in time.
+    `first` marks a request sent before the cloud completed any in its answer: as the prompt may
+    have to be prefilled, its latency is kept apart. Three means are exponentially weighted: `step`,
+    the seconds of an edge model's step; `prefill`, the seconds per prompt token of first requests
+    (both None before the first value); and `rejection_rate`, the share of completions whose first
+    token was not the edge's (0.5 at first). `timeouts` counts timeouts since a request was
+    answered.
     """
 
     def __init__(self) -> None:
@@ -100,24 +101,24 @@ class Latency:
         self._lock = threading.Lock()
 
     def answered(self, seconds: float, *, first: bool) -> None:
-        """Record that a request took `seconds`; `first` if it was the answer's first."""
+        """Record that a request was answered after `seconds`."""
         with self._lock:
             self.timeouts = 0
             self._recent[first].append(seconds)
 
     def prefill_took(self, seconds: float, tokens: int) -> None:
-        """Record that a first request computed `tokens` prompt ids, if 16 or more, in `seconds`."""
+        """Record that a first request prefilled `tokens` ids in `seconds`; ignored below 16 ids."""
         if tokens >= _MANY:
             with self._lock:
                 self.prefill = _smoothed(self.prefill, seconds / tokens)
 
     def step_took(self, seconds: float) -> None:
-        """Record that the edge took `seconds` for one token."""
+        """Record that the edge model took `seconds` for one draft token."""
         with self._lock:
             self.step = _smoothed(self.step, seconds)
 
     def draft_judged(self, *, changed: bool) -> None:
-        """Record that a completion confirmed the edge's token, or `changed` it."""
+        """Record for `rejection_rate` whether a completion `changed` the edge's token."""
         with self._lock:
             self.rejection_rate = _smoothed(self.rejection_rate, float(changed))
 
@@ -128,10 +129,10 @@ class Latency:
             self._recent[first].append(deadline)
 
     def quantile(self, part: float, *, first: bool = False) -> float | None:
-        """Return the quantile `part` (0 to 1) of the latest latencies, in seconds.
+        """Return the quantile `part` (0 to 1) of the last 16 latencies, in seconds.
 
-        They are the last 16 of answers' first requests if `first` is set, else the last 16 of all
-        others. None if there are fewer than 3.
+        Those of first requests are taken if `first` is set, else those of all others. None if there
+        are fewer than 3.
         """
         with self._lock:
             recent = list(self._recent[first])
@@ -140,10 +141,10 @@ class Latency:
     def patience(self, elapsed: float, *, first: bool) -> float:
         """Return how many seconds to wait for a reply before the edge drafts another token.
 
-        The request is `elapsed` seconds old, and the answer's `first` or not; its reply is expected
-        after the median latency. If that is farther off than a margin (the seconds of a draft step
-        times the share of drafts rejected), a draft pays and the result is 0. Else it is the time
-        until the reply would be late by this margin; 0 once it is, or before latencies are known.
+        The request was sent `elapsed` seconds ago; its reply is expected at the median latency.
+        From `rejection_rate` x `step` seconds before that time until as long after it, waiting
+        costs less than a draft that may be rejected. Within this interval the result is the time to
+        its end; outside, and before latencies are known, it is 0.
         """
         if (median := self.quantile(0.5, first=first)) is None or self.step is None:
             return 0.0

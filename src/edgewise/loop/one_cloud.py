@@ -30,7 +30,7 @@ from edgewise.loop.state import Rules
 from edgewise.prompts import Prompt
 
 TIER_THRESHOLD, TIER_SHARE = 0.5, 0.01
-"""The default threshold and cloud share of a cloud after the first, which is the nearest."""
+"""Default `threshold` and `share` of a `Tier`, for the clouds after the first in the list."""
 
 TIER_CREDIT = 4.0
 """Tokens that a cloud with its own share may write before any are earned; an answer gets half."""
@@ -52,12 +52,13 @@ _GRACE = 0.25
 
 
 class Flight(msgspec.Struct, eq=False):
-    """A request in flight to a cloud, for the `ask` tokens that follow `position` token ids.
+    """A request to a cloud for the `ask` tokens that follow `position` token ids, or for verdicts.
 
     These ids are the prompt, the answer so far and perhaps draft tokens; the cloud verifies the
-    last `verify` of them. `sent` counts the ids and bytes that left for it. `sent_at` and
-    `landed_at` (when the reply came) are `time.monotonic()` values, `deadline` is in seconds from
-    `sent_at`; `first` is set if this cloud had completed nothing in the answer before.
+    last `verify` of them. `sent` counts the ids and bytes that left; `future` brings the completion
+    or a `CloudError`. `sent_at` and `landed_at` (of the reply; None before) are `time.monotonic()`
+    values, `deadline` is in seconds from `sent_at`. `first`: when it was sent, the cloud had not
+    completed any other request of the answer.
     """
 
     position: int
@@ -72,7 +73,12 @@ class Flight(msgspec.Struct, eq=False):
 
 
 class Tier:
-    """A cloud in the chain of clouds: its limits (see `__init__`), circuit breaker and latency."""
+    """A cloud model in a list of clouds: its limits, and its circuit breaker and latency.
+
+    One after the first is asked if the cloud before it failed, or was unsure of its completion by
+    `threshold` (0 to 1) or more. `share` (0 to 1) is the part of all output tokens that it may
+    write; None: no such limit of its own. If `trusted`, it may be sent local prompts (`may_see`).
+    """
 
     def __init__(
         self,
@@ -83,11 +89,7 @@ class Tier:
         trusted: bool = False,
         breaker: Breaker | None = None,
     ) -> None:
-        """`cloud` is asked if the one before failed, or is unsure by `threshold` (0 to 1) or more.
-
-        `share`: the part of all tokens that it may write; None: the policy's, as for the nearest. A
-        `trusted` one may see what is marked local. Raises `UsageError` for values out of range.
-        """
+        """Raises `UsageError` for a `threshold` or `share` out of range."""
         require(0 <= threshold <= 1, "tier_threshold", "from 0 to 1", threshold)
         require(share is None or 0 <= share <= 1, "tier_share", "from 0 to 1", share)
         self.cloud, self.threshold, self.share, self.trusted = cloud, threshold, share, trusted
@@ -95,22 +97,23 @@ class Tier:
         self.forget()
 
     def forget(self) -> None:
-        """Start a new budget for the cloud's share, as for a new conversation."""
+        """Start a new budget for the cloud's `share`, as for a new conversation."""
         self.shared = SharedBudget(TIER_CREDIT)
 
     def may_see(self, prompt: Prompt) -> bool:
-        """Whether the cloud may be sent anything of `prompt`: it is trusted, or `prompt` not local.
+        """Whether the cloud may be sent `prompt`: it is trusted, or the prompt is not local.
 
-        A prompt is local if it is marked so, or holds a word that `redact` keeps on the device.
+        A prompt is local if it is marked so, or has a word that the setting `redact` keeps local.
         """
         return self.trusted or not (prompt.local_only or self.cloud.local_only(prompt))
 
 
 class CloudConsults:
-    """One answer's requests to one cloud. The answer's thread owns it; replies come in any thread.
+    """The requests of one answer to one cloud. Only the answer's thread may call it.
 
-    `waited` seconds were spent waiting for replies. `charged` counts the tokens asked for, except
-    in requests that failed before their deadline. `ignores_breaker`: an open breaker stops none.
+    `waited` seconds were spent waiting for replies. `charged` counts the tokens asked for (or
+    brought, if more), except in requests that failed before their deadline. With `ignores_breaker`
+    requests are sent even while the circuit breaker is open.
     """
 
     def __init__(
@@ -149,7 +152,7 @@ class CloudConsults:
     def prefetch(self, ids: Sequence[int], budget: Budget) -> None:
         """Send the cloud `ids`, prompt and answer so far, so that it prefills them early.
 
-        Sends nothing while the circuit breaker is open, or if `budget` allows no request.
+        Sends nothing while the circuit breaker is open, or if the policy forbids it by `budget`.
         """
         if not self._policy.may_ask(budget) or self._breaker.is_open:
             return
@@ -157,11 +160,11 @@ class CloudConsults:
             self.sent.prefetching(under_way)
 
     def ask(self, n: int, score: float) -> Flight | Refusal | Literal["no"]:
-        """Ask for `n` tokens, or what the budget has left, if `score` reaches the tier's threshold.
+        """Ask the cloud for the next `n` tokens, or fewer if its share leaves fewer.
 
-        `score` says how unsure the cloud asked before this one was of its completion, from 0 to 1;
-        1 if there is none. Returns the request, whose reply `outcome` brings, "no" below the
-        threshold, or the reason why nothing was sent.
+        `score` (0 to 1) says how unsure the cloud before this one was of its completion; it is 1 if
+        there is none. Returns the request, to be given to `outcome`; "no" if `score` is below the
+        tier's threshold; or the reason why nothing was sent.
         """
         if score < self.tier.threshold:
             return "no"
@@ -179,8 +182,8 @@ class CloudConsults:
     def verify(self, ids: Sequence[int], count: int, n: int = 0) -> Flight | Refusal:
         """Ask the cloud to verify the last `count` of `ids`, which are draft tokens.
 
-        With `n` above 0 a cloud that `reads_passages` writes up to `n` tokens in their place; but a
-        request that tests a broken link only verifies. Returns the request, or why none was sent.
+        With `n` above 0 a cloud that verifies passages writes a whole answer of up to `n` tokens in
+        their place; but a probe only verifies. Returns the request, or why none was sent.
         """
         flight = self._flight(ids, n, count)
         if isinstance(flight, Flight):
@@ -188,13 +191,13 @@ class CloudConsults:
         return flight
 
     def given_up(self, flight: Flight) -> bool:
-        """Whether to stop waiting for `flight`: it has no reply, and requests are paused by now."""
+        """Whether to give up `flight`: no reply has come, and requests are paused by now."""
         paused = self._breaker.is_open or self._declined
         return paused and not self.ignores_breaker and not flight.future.done()
 
     @property
     def alternates(self) -> bool:
-        """Whether the edge drafts nothing while the cloud verifies a block token by token."""
+        """Whether the edge drafts nothing while this cloud verifies a block token by token."""
         # A model in this process needs the same processor cores. And what rejected drafts cost
         # depends on the link: under a limit on costs that would change the answer.
         return self.tier.cloud.here or self._limited
@@ -202,8 +205,8 @@ class CloudConsults:
     def inside_word(self, token: int) -> bool:
         """Whether the answer is inside a word or block of reasoning, where this cloud is not asked.
 
-        `token` is what the edge would write next. Always False for a cloud that may be asked
-        anywhere (its `boundaries` are None).
+        `token` is what the edge would write next. False for a cloud that may be asked anywhere (its
+        `boundaries` are None).
         """
         boundaries, prompt = self.tier.cloud.boundaries, self._rules.prompt
         if boundaries is None:
@@ -213,9 +216,9 @@ class CloudConsults:
     def ask_for_draft(self, ids: Sequence[int], n: int, budget: Budget) -> Refusal | None:
         """Ask for `n` tokens after `ids`, which end with draft tokens, if the limits permit.
 
-        Returns the reason if the context filter forbids it; else None, whether or not a request was
-        sent. Once the drafts are accepted, `ask` returns this request. `budget` is what the answer
-        will have left then. Nothing is sent where costs are limited.
+        Once the drafts are accepted, `ask` returns this request. `budget` is what the answer will
+        have left then. Returns why the context filter, which hides private words, forbids the
+        request; else None, whether or not it was sent. Nothing is sent where costs are limited.
         """
         # What requests in vain cost depends on the link, and would leave less for the answer's own.
         paused = self._breaker.is_open or self._declined
@@ -228,7 +231,7 @@ class CloudConsults:
         return None
 
     def due(self, flight: Flight) -> bool:
-        """Return whether a request's reply has come; wait if it comes soon (`Latency.patience`)."""
+        """Return whether the reply to `flight` is there; wait up to `Latency.patience` seconds."""
         elapsed = time.monotonic() - flight.sent_at
         patience = self.latency.patience(elapsed, first=flight.first)
         if patience and not flight.future.done():
@@ -237,7 +240,7 @@ class CloudConsults:
         return flight.future.done()
 
     def outcome(self, flight: Flight) -> Completion | CloudError:
-        """Wait for a request; return its completion or error. No error but a timeout is charged."""
+        """Wait for the reply to `flight`; return the completion, or the error if there is none."""
         begun = time.monotonic()
         self._flights.pop(flight.position, None)
         try:
@@ -268,7 +271,7 @@ class CloudConsults:
     def unsure(self, completion: Completion) -> float:
         """Return how unsure this cloud is of its `completion`, from 0 to 1.
 
-        That is 1 less the probability of the least likely token, or the error rate from `compared`
+        That is 1 less the probability of the least likely token, or the error rate (see `compared`)
         if that is higher. Without logprobs it is the error rate; 0.5 before the first comparison.
         """
         score = unsure(completion)
@@ -277,7 +280,7 @@ class CloudConsults:
         return max(score, self._wrong or 0.0)
 
     def compared(self, completion: Completion, *, agrees: bool) -> None:
-        """Update this cloud's error rate, which `unsure` uses; the latest comparison counts half.
+        """Update this cloud's error rate in the answer; the latest comparison counts half.
 
         `agrees`: the next cloud, asked for the same tokens, agreed with this cloud's `completion`.
         """
@@ -296,8 +299,8 @@ class CloudConsults:
     ) -> Consult:
         """Count a finished request for the answer's token `index`, from 0; return its event.
 
-        `overruled`: another cloud's completion was taken. Otherwise `refused` says why this cloud's
-        completion cannot be used, if it cannot.
+        `overruled`: another cloud's completion is used. Otherwise `refused` says why this cloud's
+        completion cannot be used (None: it can).
         """
         sent = flight.sent
         fault = outcome if isinstance(outcome, CloudError) else None if overruled else refused
@@ -329,7 +332,7 @@ class CloudConsults:
         return len(stale)
 
     def close(self) -> None:
-        """End the answer: cancel requests in flight, return the rest of the budget to the tier."""
+        """End the answer: cancel requests in flight, give the tier what is left of the budget."""
         self._closed = True
         self.drop()
         self._earn()

@@ -57,11 +57,11 @@ _SEEN, _FEW, _MOST = 128, 8, 4.0
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """How much the cloud may still write; changes with every token of an answer (part of `State`).
 
-    `bucket` is the level of the answer's token bucket: the tokens that the cloud may write now, or
-    a debt if it is below 0. `reserve` counts the other tokens of the bucket that all answers share
-    (`SharedBudget`): the answer cannot spend them, but they move its threshold. `told` is the
-    level of `bucket` last reported to the shared bucket, None if answers share none. `charged`
-    counts the tokens that count against the answer's cap, `Policy.max_cloud_tokens`.
+    `bucket`: level of the answer's token bucket, the tokens that the cloud may write now, or a debt
+    if below 0. Each output token adds `Policy.cloud_share`. `reserve`: the other tokens in the
+    bucket of all answers (`SharedBudget`); this one cannot spend them, but they move its threshold.
+    `told`: the `bucket` last reported there, None without a `SharedBudget`. `charged`: tokens that
+    count against the answer's cap, `Policy.max_cloud_tokens`.
     """
 
     bucket: float = INITIAL_BUCKET
@@ -88,21 +88,20 @@ class Decision(msgspec.Struct, frozen=True):
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """When an answer asks the cloud, and how much the cloud may write.
 
-    Without `cloud_share`, the cloud is asked wherever the router's score reaches the fixed
-    `threshold`. With `cloud_share` (the share of output tokens that the cloud may write) a token
-    bucket bounds this share over all answers, and its level moves the threshold in log-odds: the
-    threshold is `threshold` at the bucket's initial level, lower above it, higher below it.
-    `max_cloud_tokens` caps one answer: tokens that the cloud returned count, and those asked for in
-    a request that missed its deadline. `span` is the number of tokens asked for at a time (words,
-    if the vocabularies differ). `deadline` is in seconds per request (None: see `deadline_now`). Up
-    to `speculate` tokens are drafted while a request is in flight. After a failed request
-    `on_cloud_error` keeps the edge's token or raises; if the edge's server is lost,
-    `on_edge_error` raises ("stop") or lets the cloud write the rest.
+    The cloud is asked wherever the router's score reaches `threshold`. `cloud_share` is the share
+    of output tokens that the cloud may write (None: any). With it a token bucket bounds this share
+    over all answers, and the bucket's level moves the threshold in log-odds: it is `threshold` at
+    the initial level, lower above that, higher below. `max_cloud_tokens` caps one answer: tokens
+    that the cloud returned count, and those asked for in a request that timed out. `span`: tokens
+    to ask for at a time (words, if the vocabularies differ). `deadline`: seconds per request (None:
+    by the measured latency). `speculate`: most draft tokens while a request is in flight. After a
+    failed request `on_cloud_error` keeps the edge's token ("edge") or raises the error. If the edge
+    model's server is lost, `on_edge_error` raises ("stop") or lets the cloud write the rest.
 
-    With `verify`, and a cloud that can verify, no router is asked: the cloud reads every token of
-    the edge's, and replaces one whose ratio is too low (`ratio_now`). The bucket's level moves this
-    limit. "exact" replaces every token that is not the cloud's own choice. Creating a policy raises
-    `UsageError` for a value out of range.
+    With `verify` "on", and a cloud that can verify, no router is asked: the cloud reads every token
+    of the edge's, and replaces one that it finds too unlikely (see `ratio_now`). "exact" replaces
+    every token that is not the cloud's own choice. Creating a policy raises `UsageError` for a
+    value out of range.
     """
 
     threshold: float = 0.5
@@ -132,9 +131,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requires_cloud(self) -> bool:
-        """Whether only the cloud will do: `on_cloud_error` is "raise", or `verify` is "exact".
+        """Whether an answer needs the cloud: `on_cloud_error` is "raise", or `verify` is "exact".
 
-        Requests then get more time, and pass an open circuit breaker until a verification fails.
+        Requests then get more time, and ignore the circuit breaker until a verification fails.
         """
         return self.on_cloud_error == "raise" or self.verify == "exact"
 
@@ -148,18 +147,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def excludes_edge(self) -> bool:
-        """Whether all is the cloud's: `cloud_share` is 1 and `on_cloud_error` is "raise"."""
+        """Whether only the cloud writes: `cloud_share` is 1 and `on_cloud_error` is "raise"."""
         return self.on_cloud_error == "raise" and self.cloud_share == 1
 
     def may_ask(self, budget: Budget) -> bool:
-        """Whether the cloud may be asked: `cloud_share` is not 0, `max_cloud_tokens` not spent."""
+        """Whether the cloud may be asked: `cloud_share` is not 0, the answer's cap not used up."""
         return self.asks and self._room(budget) > 0
 
     def may_ask_for_draft(self, budget: Budget, ask: int, wasted: int) -> bool:
         """Whether a request for `ask` tokens may be sent behind drafts, which may yet be rejected.
 
-        False under `max_cloud_tokens`, and with a `cloud_share` of 1. With another share the bucket
-        must hold `ask` and `wasted`, the tokens of the answer's dropped and overruled requests.
+        False with `max_cloud_tokens`, or a `cloud_share` of 1. With another share the bucket must
+        hold `ask` + `wasted` tokens; `wasted` are those asked for in vain in the answer so far.
         """
         # A cap is a promise about the answer: no request in vain may use it up.
         if self.max_cloud_tokens is not None or self.cloud_share == 1:
@@ -168,15 +167,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verifies(self) -> bool:
-        """Whether the cloud is to read every token: `verify` is set, both models are to write."""
+        """Whether the cloud is to verify each token: `verify` is not "off", and both may write."""
         return self.verify != "off" and self.asks and self.cloud_share != 1
 
     def refuses(self, budget: Budget, *, first: bool, passages: bool = False) -> Reason | None:
-        """Return why the cloud may not verify what follows; None if it may.
+        """Return why the cloud may not verify the next draft tokens; None if it may.
 
-        "cap": `max_cloud_tokens` are spent. "budget": at the `first` token of an answer the bucket
-        is too low even for `LEAST_RATIO` (see `ratio_now`). With `passages` (whole sentences) it is
-        "budget" wherever the bucket holds less than a token, and `cloud_share` is below 1.
+        "cap": `max_cloud_tokens` are used up. "budget": at the `first` token of an answer the
+        bucket is so low that the ratio would be below `LEAST_RATIO` (see `ratio_now`). With
+        `passages` (the cloud judges sentences) it is "budget" instead at any token where the bucket
+        holds less than a token, and `cloud_share` is below 1.
         """
         if self.max_cloud_tokens is not None and self._room(budget) < 1:
             return "cap"
@@ -192,7 +192,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         `Verified.ratio` is the cloud's probability of this token over that of its likeliest. The
         result is 1 with "exact", else `RATIO`. Under a cloud share it falls to `LEAST_RATIO` below
         the bucket's initial level, and rises to 1 above it. The `first` token of an answer must be
-        the cloud's own choice (result 1) unless the bucket is below that level.
+        the cloud's own choice (result 1) unless the bucket is below its initial level.
         """
         if self.verify == "exact":
             return 1.0
@@ -200,17 +200,18 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return 1.0 if first and ratio >= RATIO else ratio
 
     def stands(self, token: int, verified: Verified, ratio: float) -> bool:
-        """Whether the edge's `token` is accepted: it is the cloud's choice, or likely enough to it.
+        """Whether the edge's `token` is accepted: it is the cloud's choice, or its ratio is enough.
 
-        `verified` is the cloud's verdict on the token; `ratio` is from `ratio_now`. This is the
-        rule of speculative cascades (Narasimhan et al. 2024, arXiv 2405.19261) for one token.
+        `verified` is the cloud's verdict on it. Its ratio must reach `ratio` (from `ratio_now`),
+        which must be below 1. This is the rule of speculative cascades (Narasimhan et al. 2024,
+        arXiv 2405.19261) for one token.
         """
         if token == verified.id:
             return True
         return ratio < 1 and verified.ratio >= ratio
 
     def edge_alone(self) -> "Policy":
-        """Return this policy with a cloud that is never asked."""
+        """Return this policy, but the cloud is never asked."""
         return replace(self, cloud_share=0.0)
 
     def cloud_alone(self) -> "Policy":
@@ -218,14 +219,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, cloud_share=1.0, span=CLOUD_SPAN, max_cloud_tokens=None, verify="off")
 
     def without_edge(self) -> "Policy":
-        """Return the policy by which the cloud goes on, under the same cap, if the edge is lost."""
+        """Return the policy for a lost edge: the cloud writes all the rest, under the same cap."""
         return replace(self, cloud_share=1.0, span=max(self.span, CLOUD_SPAN), speculate=0)
 
     def decide(self, score: float, budget: Budget) -> Decision:
         """Return whether to ask the cloud at a position with this router `score`, and why.
 
-        `Decision.ask` is how many tokens to ask for: `span`, or less if cap or bucket hold less; 0
-        keeps the edge's token.
+        `Decision.ask` is how many tokens to ask for: `span`, or less if the cap or the bucket
+        leaves less; 0 keeps the edge's token.
         """
         threshold = self.threshold_now(budget)
         shown = None if 0 in (self.cloud_share, self.max_cloud_tokens) else threshold
@@ -240,7 +241,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return Decision(ask, "critical", shown)
 
     def threshold_now(self, budget: Budget) -> float:
-        """Return the threshold in force (see `Policy`); 0 if `cloud_share` is 1, 2 if it is 0."""
+        """Return the threshold in force (see `Policy`); 0 for a share of 1, 2 (never met) for 0."""
         if self.cloud_share is None:
             return self.threshold
         if self.cloud_share in (0.0, 1.0):
@@ -252,13 +253,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return 1 / (1 + math.exp(-(math.log(start / (1 - start)) + _GAIN * spent)))
 
     def deadline_now(self, latency: Latency, *, first: bool, prompt: int = 0) -> float:
-        """Return how many seconds a request sent now may take.
+        """Return how many seconds a request sent now may take: `deadline` if it is set.
 
-        That is `deadline` if it is set. Else it is four times the recent median latency, doubled
-        for each timeout in a row, from `SHORTEST_DEADLINE` to `LONGEST_DEADLINE`; before latencies
-        are known it is `LONGEST_DEADLINE`. Until the `first` reply of an answer it is at least the
-        reading time: twice what so many `prompt` ids take by `latency`, doubled likewise, at most
-        `LONGEST_READING`. With `requires_cloud`: the longer of that time and `LONGEST_DEADLINE`.
+        Else it is four times the recent median latency, doubled for each timeout in a row, from
+        `SHORTEST_DEADLINE` to `LONGEST_DEADLINE`; before latencies are known it is the latter.
+        Until the `first` reply of an answer it is at least the reading time: twice what the prefill
+        of `prompt` ids takes by `latency`, doubled likewise, at most `LONGEST_READING`. With
+        `requires_cloud` it is always the longer of the reading time and `LONGEST_DEADLINE`.
         """
         if self.deadline is not None:
             return self.deadline
@@ -277,11 +278,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         return tokens if self.max_cloud_tokens is None else min(tokens, self._room(budget))
 
     def charged(self, budget: Budget, tokens: int) -> Budget:
-        """Return the budget with `tokens` taken from the bucket and counted as `charged`."""
+        """Return the budget with `tokens` taken from the bucket and added to its `charged`."""
         return replace(budget, bucket=budget.bucket - tokens, charged=budget.charged + tokens)
 
     def after_token(self, budget: Budget) -> Budget:
-        """Return the budget after one more output token, which earns `cloud_share`, if set."""
+        """Return the budget one output token later: `cloud_share`, if set, is put in the bucket."""
         if self.cloud_share is None:
             return budget
         return replace(budget, bucket=min(budget.bucket + self.cloud_share, MAX_BUCKET))
@@ -289,7 +290,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     def next_answer(self, budget: Budget, wasted: int = 0) -> Budget:
         """Return the budget for the conversation's next answer, with nothing spent of its cap.
 
-        With a `cloud_share` the answer's `wasted` tokens (`Clouds.wasted`) leave the bucket.
+        With a `cloud_share`, `wasted` (`Clouds.wasted` of this answer) is taken from the bucket.
         """
         # Only here: their number depends on the link, which must decide nothing within the answer.
         wasted = 0 if self.cloud_share is None else wasted
@@ -307,12 +308,13 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedBudget:
-    """One token bucket for all answers with the same cloud share; thread-safe.
+    """A token bucket that all answers with the same cloud share use; thread-safe.
 
-    Over all answers the cloud writes or wastes at most share x output tokens + `initial`, the
-    bucket's first level; only what the last answer wasted may come on top, and where the cloud
-    verifies, a debt that the next answers repay. `level`, in tokens, is what the bucket would hold
-    if all answers at work gave back what they took.
+    An answer takes tokens and gives back those that are left. Over all answers, but for those that
+    `Escalation` chose, the cloud writes or wastes at most share x output tokens + `initial`, the
+    bucket's first level. Two things may come on top: what the last answer wasted and, where the
+    cloud verifies, a debt that the next answers repay. `level`: tokens in the bucket if each
+    running answer gave back what it took.
     """
 
     def __init__(self, initial: float = INITIAL_BUCKET) -> None:
@@ -321,7 +323,7 @@ class SharedBudget:
         self._changed = 0.0  # by the answers at work, as far as they have told
 
     def take(self) -> Budget:
-        """Take half of the bucket's tokens as an answer's budget; `settle` must give back the rest.
+        """Return a new answer's budget, half of the bucket's tokens; `settle` must give it back.
 
         If the bucket is below 0 (answers have spent more than was earned), all this debt is taken.
         """
@@ -334,7 +336,7 @@ class SharedBudget:
         return Budget(bucket=taken, reserve=min(now - taken, MAX_BUCKET), told=taken)
 
     def settle(self, taken: Budget, left: Budget) -> None:
-        """Give back what is `left` (`Generation.budget`) of the budget that `take` returned."""
+        """End `taken`, a budget that `take` returned: give back what is `left` of it."""
         told = taken.bucket if left.told is None else left.told
         with self._lock:
             self._free = min(self._free + left.bucket, MAX_BUCKET)
@@ -345,7 +347,7 @@ class SharedBudget:
             self._changed = self._changed - told + taken.bucket if self._running else 0.0
 
     def follow(self, budget: Budget) -> Budget:
-        """Tell other answers how a running one's `budget` changed; return it with new `reserve`."""
+        """Report a running answer's `budget` to the others; return it with a new `reserve`."""
         # Verification may overdraw the bucket. Unless simultaneous answers learn of that at once,
         # each spends as if it were alone, and those after them can spend nothing.
         told = budget.bucket if budget.told is None else budget.told
@@ -360,8 +362,8 @@ class Escalation:
     """Chooses which answers the cloud writes whole: those whose beginning the edge doubts most.
 
     The doubt is the mean entropy, in nats, of the answer's first passage (about a paragraph). At
-    most `share` of the answers are chosen: each answer that is weighed earns `share`, each one
-    chosen costs 1. Thread-safe.
+    most `share` of the answers are chosen: each answer weighed adds `share` to a credit of up to 4,
+    and each one chosen takes 1 from it. Thread-safe.
     """
 
     def __init__(self, share: float) -> None:
@@ -374,9 +376,9 @@ class Escalation:
     def wants(self, uncertainty: float) -> bool:
         """Weigh an answer: return whether the cloud is to write all of it.
 
-        `uncertainty` is the mean entropy of its first passage, in nats, as the edge drafted it. The
-        highest `share` of the last 128 are chosen if 1 has been earned (see `Escalation`), but none
-        of the first 8 unless `share` is 1.
+        `uncertainty` is the mean entropy of its first passage, in nats, as the edge drafted it. It
+        must be among the highest `share` of the last 128, and the credit at least 1 (see
+        `Escalation`). None of the first 8 answers is chosen unless `share` is 1.
         """
         with self._lock:
             self._earned = min(self._earned + self.share, _MOST)
@@ -388,7 +390,7 @@ class Escalation:
     def rejected(self) -> bool:
         """Whether the cloud is to write all of an answer whose first passage it rejected entirely.
 
-        True if 1 has been earned (see `Escalation`); that 1 is then spent.
+        True if the credit is at least 1 (see `Escalation`); 1 is then taken from it.
         """
         with self._lock:
             return self._spent()

@@ -1,7 +1,7 @@
-"""The edge model's steps (predictions of a token): at the answer's end, and behind draft tokens.
+"""Speculation: the edge model drafts tokens while a request to the cloud is in flight.
 
-While a request is in flight, the edge goes on as if the completion were to confirm its own token.
-If so, the drafts' steps and requests are used, else rolled back: speculation changes no answer.
+It goes on as if the cloud were to write the edge's own token. If so, the drafts' steps
+(predictions) and requests are used; if not, they are dropped: speculation changes no answer.
 """
 
 import time
@@ -15,7 +15,7 @@ from edgewise.routers.base import Router, checked_score
 
 
 class Speculation:
-    """Computes the edge's steps (predictions); `drafts` are the ids drafted beyond the answer."""
+    """Computes the edge's steps (predictions), also after draft ids (`drafts`) not yet kept."""
 
     def __init__(
         self,
@@ -34,13 +34,13 @@ class Speculation:
 
     @property
     def computed(self) -> int:
-        """How many token ids are in the edge's KV cache; 0 where its engine does not tell."""
+        """How many token ids are in the edge's KV cache; 0 if its engine does not report it."""
         return self._edge.computed
 
     def next_step(self) -> EdgeStep:
-        """Return the step at the answer's next position: reused from speculation, or computed now.
+        """Return the step at the answer's next position: the one made for a draft, or a new one.
 
-        Raises `EdgeError`, `UsageError` for a score outside [0, 1], errors of `Constraint.allowed`.
+        Raises `EdgeError`, and `UsageError` for an invalid score or a grammar beyond its limits.
         """
         return self._steps.pop(len(self._ids), None) or self._step_after(())
 
@@ -49,9 +49,9 @@ class Speculation:
         self._edge.rest()
 
     def begin(self, ask: int, edge_step: EdgeStep, state: State) -> None:
-        """Start to draft while the answer waits for `ask` tokens, unless there are drafts already.
+        """Make the first draft while a request for `ask` tokens is in flight, if there is none yet.
 
-        The first draft is the edge's own token at `edge_step`; `state` is the answer's.
+        It is the edge's own token at `edge_step`, the answer's next step; `state` is the answer's.
         """
         if not self.drafts:
             # Where rejected drafts are dropped, some engines go back to checkpoints alone.
@@ -61,7 +61,7 @@ class Speculation:
     def forward(self) -> int | None:
         """Draft one more token and return its id; perhaps ask the cloud for this position, too.
 
-        Returns None if there are no drafts, the policy's limit of drafts is reached, or the answer
+        Returns None if there are no drafts yet, or already `Policy.speculate`, or if the answer
         would end with this token. Raises what `next_step` raises.
         """
         tip, ids = self._tip, [*self._ids, *self.drafts]
@@ -79,10 +79,10 @@ class Speculation:
         return edge_step.token if self._tip is not None else None
 
     def follow(self, token: int, *, corrected: bool = False) -> tuple[int, int]:
-        """Follow the answer's next `token`, which the caller has appended to the answer's ids.
+        """Take `token`, which the caller has appended to the answer's ids, as the answer's next.
 
-        Returns how many drafts and how many requests were dropped. If `token` is the first draft,
-        the others stay; if it is not, or was `corrected` by the cloud, all drafts are dropped.
+        If it is the first draft, the other drafts stay; if not, or if it was `corrected` by the
+        cloud, all are dropped. Returns how many drafts and how many requests were dropped.
         """
         # A correction may be a whole sentence that begins like the edge's.
         if self.drafts and self.drafts[0] == token and not corrected:

@@ -1,6 +1,6 @@
 """The state of an answer, in one immutable value.
 
-The same pure functions decide for the answer and for draft tokens beyond it. So a decision for a
+The same pure functions decide for the answer and for draft tokens behind it. So the decision for a
 draft is the one that the answer makes if the draft is accepted.
 """
 
@@ -33,10 +33,7 @@ _REFUSED = ("cost", "blocked")
 
 
 def circles(ids: Sequence[int], start: int) -> bool:
-    """Whether the answer, which starts at `ids[start]`, only repeats itself by now.
-
-    True if its last `ENDLESS` ids repeat one cycle of at most `LONGEST_CYCLE` ids.
-    """
+    """Whether the answer from `ids[start]` on ends with 256 ids that repeat a cycle of up to 64."""
     for cycle in range(1, min(LONGEST_CYCLE, len(ids) - start - ENDLESS) + 1):
         if ids[-1] == ids[-1 - cycle] and ids[-ENDLESS:] == ids[-ENDLESS - cycle : -cycle]:
             return True
@@ -46,9 +43,9 @@ def circles(ids: Sequence[int], start: int) -> bool:
 class EdgeStep(NamedTuple):
     """What the loop needs of an edge model's step (its prediction of the next token).
 
-    `token` is what the edge would write. The router's `score`, the token's `logprob` and the
+    `token` is what the edge would write. The router's `score`, the token's `logprob` (nats) and the
     `candidates` (empty before `detailed`) ignore the grammar. `forced`: the grammar allows this
-    token only. `step` may be unreadable after the engine's next decode; all else is copied.
+    token only. `step` may be unreadable after the engine's next decode; the other fields stay.
     """
 
     score: float
@@ -69,10 +66,10 @@ class Rules(NamedTuple):
     """The constants of an answer. `prompt` (the prompt's length) and `context` are in token ids.
 
     `boundaries` finds the word boundaries, the only places where a cloud with another vocabulary is
-    asked; None if the cloud can be asked anywhere. Control tokens in `shown` appear as text in this
-    answer; `constraint` is its grammar. `pending` asks for events about drafts, `candidates` for
-    the edge's candidates with every token. `verify`: the cloud reads every token; with `passages`
-    it judges whole sentences, not single tokens.
+    asked; None if the cloud can be asked anywhere. `shown`: control tokens that are text in this
+    answer, with their bytes; `constraint`: its grammar. `pending`: report draft tokens as events;
+    `candidates`: give each `Token` the edge's likeliest ids. `verify`: the cloud reads every token;
+    with `passages` it judges whole sentences, not single tokens.
     """
 
     policy: Policy
@@ -92,7 +89,7 @@ class Rules(NamedTuple):
 
 
 class Unwritten(msgspec.Struct, frozen=True):
-    """A token of a completion that is still to be written; `top` are the cloud's candidates.
+    """A token of a completion that is not in the answer yet; `top`: the cloud's likeliest ids.
 
     `ends`: the cloud ended the answer with this token; `last`: it is the completion's last.
     """
@@ -107,18 +104,18 @@ class Unwritten(msgspec.Struct, frozen=True):
 class HeldText(NamedTuple):
     """Output that cannot be shown yet.
 
-    `pending`: up to three bytes of an incomplete character; `text` may begin a stop string.
+    `pending`: up to three bytes of an incomplete character; `text`: what may begin a stop string.
     """
 
     pending: bytes = b""
     text: str = ""
 
     def feed(self, piece: bytes, stops: Sequence[str]) -> tuple[str, "HeldText", str | None]:
-        """Add the bytes of a token; return the text to show, the new held text, and a stop string.
+        """Return the text to show after the bytes of a token, what is held now, and a stop string.
 
         The stop string is the first that is complete now, or None. Neither it nor what follows it
-        is shown. Invalid bytes become U+FFFD. Without a stop string all texts returned, `release`'s
-        at the end included, join to all bytes decoded at once, with errors="replace".
+        is shown. Invalid bytes become U+FFFD. Without a stop string all texts returned, joined with
+        `release`'s at the end, equal the decoding of all bytes at once (errors="replace").
         """
         if not (stops or self.text or self.pending) and piece.isascii():
             return piece.decode("ascii"), self, None
@@ -127,7 +124,7 @@ class HeldText(NamedTuple):
         return self._shown(text, decoder.getstate()[0], stops)
 
     def before(self, piece: bytes) -> "HeldText":
-        """Return this; drop `pending` if the next bytes, `piece`, do not continue its character."""
+        """Return this, but drop `pending` if the next bytes, `piece`, do not continue it."""
         return self if piece and piece[0] >> 6 == 0b10 else self._replace(pending=b"")
 
     def release(self, stops: Sequence[str]) -> tuple[str, str | None]:
@@ -159,7 +156,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     end; `divided` says that a completion ended just here, which makes this a word boundary.
     `over_budget` says that a request was refused for cost or privacy: until the cloud next writes
     or verifies a token, the answer earns no budget. `end` says how the answer ended, `stopped` by
-    which stop string.
+    which stop string; both are None before.
     """
 
     budget: Budget
@@ -195,25 +192,26 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     def expecting(self, ask: int, rules: Rules) -> "State":
         """Return the state that drafts start from, while a request for `ask` tokens is in flight.
 
-        `ask` counts words for a cloud of another vocabulary. Tokens are charged now, words later.
+        The budget is charged for them. For a cloud of another vocabulary `ask` counts words: then
+        `write` charges it for each draft token of these words.
         """
         # The cost of a word is known once it is drafted.
         charged = ask if rules.boundaries is None else 0
         return replace(self, expected=ask, budget=rules.policy.charged(self.budget, charged))
 
     def after_draft(self, token: int, ids: Sequence[int], rules: Rules) -> "State":
-        """Return this state, with one `expected` word fewer if `token`, a draft, begins a word.
+        """Return this state, with `expected` one lower if the draft `token` begins a word.
 
-        `expected`, never below 0, is how many words the request in flight still brings. For a cloud
-        of the edge's vocabulary it stays. `token`, which follows `ids`, is added by `write`.
+        Only for a cloud of another vocabulary, which is asked for words; for any other, and if
+        `expected` is 0, the state is unchanged. `token` follows `ids`; `write` then adds it.
         """
         opens = rules.boundaries is not None and rules.boundaries.opens(ids, rules.prompt, token)
         return replace(self, expected=self.expected - 1) if self.expected and opens else self
 
     def answered(self, completion: Completion, fit: int, rules: Rules) -> "State":
-        """Return the state with `completion` as `unwritten`; the budget pays for all its tokens.
+        """Return the state with the tokens of `completion` as `unwritten`; the budget pays for all.
 
-        Only the first `fit` tokens, which the grammar allows, are kept, up to `max_cloud_tokens`.
+        Only the first `fit`, which the grammar allows, are kept, up to `Policy.max_cloud_tokens`.
         """
         ids, tops = completion.ids, completion.top
         kept, last = rules.policy.fit_to_cap(self.budget, len(ids)), len(ids) - 1
@@ -236,8 +234,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
         """Return the state after one more token, and the text that can be shown for it.
 
         `by` is the model that wrote it, and `reason` says why that model did. A draft is written as
-        if the cloud had confirmed it: `by` is "cloud" where a request in flight is to bring it
-        (`reason` may be None then), and `reason` is "verified" where the cloud verifies.
+        if the cloud had confirmed it: `by` is "cloud" if the request in flight is expected to bring
+        it (`reason` may be None then), and `reason` is "verified" where the cloud verifies.
         """
         ended = token in rules.tokenizer.eos_ids
         if self.unwritten:

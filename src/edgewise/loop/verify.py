@@ -1,9 +1,9 @@
-"""Verification: the edge model writes ahead of the answer, and the cloud model reads along.
+"""Verification: the edge model drafts ahead of the answer, and the cloud model verifies the drafts.
 
-Blocks of drafts are sent to the cloud while the edge goes on behind them. Accepted drafts become
-the answer; a correction rolls back all drafts behind it. The cloud judges a token by what is before
-it, and the answer takes verdicts in its own order. So, if no request fails, the link, the blocks'
-lengths and how many fly change no answer. But answers at the same time share a budget.
+Blocks of drafts are sent to the cloud while the edge drafts on. Accepted drafts become the answer;
+a correction rolls back all drafts behind it. A verdict depends only on the tokens before it, and
+the answer takes verdicts in order. So latency and the lengths and number of blocks in flight change
+no answer, unless a request fails or simultaneous answers share a budget.
 """
 
 import math
@@ -33,7 +33,7 @@ BLOCK, FLYING = 16, 6
 SURE = 0.8
 
 READS_ALONG = Constant(0.0)
-"""Stands in for a router where the cloud reads every token: its score, 0, decides nothing."""
+"""The router where the cloud verifies every token: its score, always 0, decides nothing."""
 
 Verdict = Verified | Completion | CloudError | Reason | Fault
 """The outcome for a draft token: the cloud's judgement, or why there is none.
@@ -58,8 +58,8 @@ class _Block(NamedTuple):
 class Verification(Speculation):
     """The draft tokens of an answer that the cloud verifies, and its verdicts on them.
 
-    `over` holds the events of finished verifications; the caller reports and removes them.
-    `escalated`: for the last verdict the cloud was asked to write the whole answer.
+    `over`: the events of finished requests, for the caller to report and remove. `escalated`: the
+    last verdict is from a request for a whole answer in place of the edge's.
     """
 
     _consults: Clouds
@@ -100,10 +100,10 @@ class Verification(Speculation):
         self._entropy, self._weighed = 0.0, False
 
     def ahead(self, state: State) -> int | None:
-        """Draft one more token after `state`, the answer's, and the drafts so far; return it.
+        """Draft one more token behind the drafts so far and return its id; `state` is the answer's.
 
         Returns None if the drafts end the answer, or must wait for verdicts. Draft tokens are sent
-        as a block once that is complete and the blocks in flight leave room for it.
+        as a block once it is complete and few enough blocks are in flight.
         """
         tip = self._tip if self._tip is not None and self.drafts else state
         self._send(tip)
@@ -153,7 +153,7 @@ class Verification(Speculation):
         """Remove and return the verdict on the draft token that is next in the answer.
 
         Returns None if the token was not sent yet. If its verdict has not come, `wait` says whether
-        to wait or to return None. After a verdict the caller writes a token and reports `over`.
+        to wait or to return None. After a verdict the caller must write a token and report `over`.
         """
         while (at := len(self._ids)) not in self._verdicts:
             if not self._blocks:
@@ -168,10 +168,7 @@ class Verification(Speculation):
         return self._verdicts.pop(at)
 
     def _settle(self, block: _Block) -> None:
-        """Wait for the verdicts on a block and keep them, or send a second request for the block.
-
-        That is for a whole answer if all was rejected, for verdicts if a whole answer failed.
-        """
+        """Wait for the verdicts on a block and keep them, or send a second request for it."""
         start, end, outcome, verdict = block
         places, again = range(start, end), None
         self.escalated = isinstance(outcome, Flight) and outcome.ask > 0
@@ -205,7 +202,7 @@ class Verification(Speculation):
                 self._verdicts[start + outcome.stand] = outcome
 
     def charged(self, budget: Budget) -> Budget:
-        """Return `budget`, in whose `charged` late or dropped whole answers are counted, too."""
+        """Return `budget`, its `charged` raised to at least all tokens that the cloud brought."""
         # All that a verdict brings is charged already.
         brought = self._consults.writer.brought
         return budget if budget.charged >= brought else replace(budget, charged=brought)

@@ -1,7 +1,7 @@
 """What edge engines for models in a folder (config.json and safetensors) have in common.
 
-Config and weights are checked before a library reads them. `FolderModel` reads `tokenizer.json`,
-and tests a model once it is loaded.
+Config and weights are checked before the engine's library reads them. `FolderModel` reads the
+tokenizer from `tokenizer.json`, and tests a loaded model by running a few ids.
 """
 
 import math
@@ -46,7 +46,12 @@ _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 class HubConfig(msgspec.Struct):
-    """The fields of a model's config.json that are checked."""
+    """The fields of a model's config.json that are checked.
+
+    `model_file` names code, `transformers_weights` the file of the weights or their index. For
+    quantised weights `quantization` is MLX's description, `quantization_config` that of other
+    tools. `text_config` holds these fields for the language model in a multimodal model.
+    """
 
     architectures: list[str] | None = None
     model_type: str | None = None
@@ -60,10 +65,11 @@ class HubConfig(msgspec.Struct):
 
 
 def read_config(folder: Path, form: str) -> HubConfig:
-    """Return the checked config.json of a causal language model.
+    """Return the checked config.json of the causal language model in `folder`.
 
-    `form` names the expected kind of model folder in errors. Raises `ModelError` for another kind
-    of model, an adapter, more than `MAX_PARTS` layers or experts, or no valid config.
+    Errors call the wanted form of model `form`, such as "MLX". Raises `ModelError` if the config is
+    missing or invalid; for another kind of model, an adapter, or over `MAX_PARTS` layers or
+    experts.
     """
     path = folder / "config.json"
     config = read_json(path, HubConfig)
@@ -157,6 +163,7 @@ class FolderModel(EngineModel):
         """Return "own" or "shared" if this engine opens a folder of `files` by default, else None.
 
         "own": the format is that of the engine's library; "shared": other engines read it as well.
+        An engine that returns "own" goes first.
         """
 
     def _located(self, address: str) -> tuple[Path, str]:
@@ -170,10 +177,7 @@ class FolderModel(EngineModel):
         small: Callable[[], SequenceCache] | None = None,
         turn: int = BATCH,
     ) -> None:
-        """Test the model, of `size` logits, and open its slots. `new` makes a session's cache.
-
-        `small`, if given, makes the caches for the test. `turn` ids of a prompt run at once.
-        """
+        """Test the model, of `size` logits, with caches from `small` or `new`; open its slots."""
         self.tokenizer = HubTokenizer(self.path, size=size)
         self._try_out(small or new, size, may_stay=small is not None)
         self._open_slots([new() for _ in range(self._options.slots)], turn=turn)
@@ -181,11 +185,7 @@ class FolderModel(EngineModel):
     def _try_out(
         self, new: Callable[[], SequenceCache], size: int, *, may_stay: bool = False
     ) -> None:
-        """Run a few ids below `size` through new caches, and set `hidden_size` and `abilities`.
-
-        They run all at once, one by one, and again after a rollback. Raises `ModelError` if the
-        logits differ; after the rollback they may with `may_stay` (`abilities.rewinds` "no").
-        """
+        """Run a few ids through new caches, at once, singly and rolled back; set `abilities`."""
         ids = [7 * index % size for index in range(1, PROBED + 1)]
         try:
             rows = new().run(ids, "all", hidden=True)

@@ -51,12 +51,13 @@ def prompt_from(
     system: str | None = None,
     tools: Sequence[Tool] = (),
 ) -> Prompt:
-    """Build the edge model's prompt from text, messages or token ids.
+    """Build the edge model's prompt from text, messages, token ids or a `Prompt`.
 
-    Text (as one user message) and messages go through the chat template together with `tools`;
-    `system` is put before them unless they have a system message of their own. Token ids are taken
-    as they are. Raises `UsageError` for an invalid or empty prompt, or token ids with `tools`, and
-    `ContextOverflow` for text that is clearly longer than `context` tokens.
+    Text (as one user message) and messages go through the chat template together with `tools`. If
+    there is no system message, one with the text `system` is put first. Token ids, and the ids of a
+    `Prompt`, are not changed. Raises `UsageError` for an invalid or empty prompt, an unknown id, or
+    ids with `tools`; `ContextOverflow` for text that is clearly longer than `context` tokens;
+    `ModelError` if the template cannot be rendered.
     """
     if isinstance(prompt, str):
         require_text("The prompt", prompt)
@@ -112,8 +113,8 @@ def prompt_of(
 ) -> Prompt:
     """Return the prompt of a conversation, rendered with the edge model's chat template.
 
-    In the prompt's `messages`, tools and tool calls are written out as text. Raises `ModelError` or
-    `UsageError`, as `prompt_ids` does.
+    In the prompt's `messages`, tools and tool calls are written out as text. Raises `ModelError` if
+    the template fails, `UsageError` for invalid tool calls or tools that it does not support.
     """
     ids = tuple(prompt_ids(tokenizer, messages, tools))
     if has_tools(messages, tools):
@@ -126,10 +127,11 @@ def prompt_ids(
 ) -> list[int]:
     """Return the token ids of a conversation, up to where the model is to go on writing.
 
-    A last message of the assistant is the answer's beginning. The text of a control token inside a
-    message, such as `<|im_end|>`, stays plain text. Without a chat template the contents are joined
-    by blank lines. Raises `ModelError` if the template cannot be rendered, and `UsageError` for
-    invalid tool calls or a template that does not support tools.
+    The assistant's message at the end, unless it has tool calls or stands alone, is the beginning
+    of the answer. The text of a control token inside a message, such as `<|im_end|>`, stays plain
+    text. Without a chat template the contents are joined by blank lines. Raises `ModelError` if the
+    template cannot be rendered, and `UsageError` for invalid tool calls or a template that does not
+    support tools.
     """
     if has_tools(messages, tools):
         tool_format(tokenizer)
@@ -140,7 +142,7 @@ def prompt_ids(
 
 
 def last_turn(tokenizer: Tokenizer, prompt: Prompt) -> int:
-    """Return about where in `prompt.ids` the last user message begins (an index); 0: not found."""
+    """Return the approximate index in `prompt.ids` of the last user message; 0 if not found."""
     users = [one.content for one in prompt.messages or () if one.role == "user"]
     if not users:
         return 0

@@ -54,8 +54,8 @@ class Prompt(msgspec.Struct, frozen=True):
 
     `messages` is None if the ids were not made from a conversation; `local` then marks the whole
     prompt as `Message.local` marks a message. `owner` is the name of the API key that the prompt
-    came with. In the record of what was sent, prompts of one owner count as one conversation if
-    their messages are the same up to the user's first.
+    came with. The record of what was sent to clouds counts prompts of one owner as one conversation
+    if their messages are equal up to the first user message.
     """
 
     ids: tuple[int, ...]
@@ -173,7 +173,7 @@ def _arguments(call: ToolCall) -> object:
 
 
 def require_shallow(value: object, what: str) -> None:
-    """Raise `UsageError` for a value nested deeper than `MAX_DEPTH`; the error calls it `what`."""
+    """Raise `UsageError` if `value` has over `MAX_DEPTH` nested levels; errors call it `what`."""
     # Level by level: a recursion could itself be too deep.
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):

@@ -1,7 +1,7 @@
 """Rendering of chat templates, which come with downloaded models and are not trusted.
 
-They run in Jinja's sandbox, in a child process with limits. A process that ran out of time or
-memory is ended; any other is kept for the next rendering. Renderings take turns.
+Templates run in Jinja's sandbox, in a child process with limits of time, memory and output. The
+process is kept for the next rendering, unless it ran out of time or memory. Renderings take turns.
 """
 
 import atexit
@@ -49,7 +49,7 @@ class _Reply(msgspec.Struct):
 
 
 class TemplateRefusal(ModelError):
-    """The error for a chat template that refused a conversation."""
+    """Raised if a chat template itself raises an error, as for messages it does not support."""
 
 
 class Renderer:
@@ -63,15 +63,16 @@ class Renderer:
             os.register_at_fork(after_in_child=self._abandon)
 
     def start(self) -> None:
-        """Start the child process ahead of a rendering, without waiting. Raises `ModelError`."""
+        """Start the child process, without waiting for it. Raises `ModelError` if that fails."""
         with self._lock:
             self._running()
 
     def render(self, template: str, variables: Mapping[str, object]) -> str:
         """Return the text that a template makes of `variables`.
 
-        Raises `TemplateRefusal` if the template itself raised an error, another `ModelError` if the
-        template is too long or exceeded a limit, and `UsageError` if a text is not Unicode.
+        Raises `TemplateRefusal` if the template itself raised an error; another `ModelError` if it
+        is too long, or exceeds a limit of time, memory or output; `UsageError` if a text is not
+        Unicode.
         """
         if len(template) > MAX_TEMPLATE:
             raise _unrendered(f"has {len(template)} characters, more than {MAX_TEMPLATE}")
@@ -186,11 +187,7 @@ _TRIALS: Mapping[Role, Sequence[Role]] = {
 
 @lru_cache(maxsize=32)
 def _contents_read(template: str, bos: str, eos: str) -> Mapping[str, bool]:
-    """Return the roles whose contents a template writes, each with whether it needs lists of parts.
-
-    Found by rendering conversations that differ in one word. Of the roles that a template refuses
-    then, only the system's counts as unsupported.
-    """
+    """Return the roles whose contents a template writes, each with whether it needs parts."""
 
     def differ(role: Role, parts: Sequence[str]) -> bool | None:
         made: set[str] = set()
@@ -227,7 +224,7 @@ def render(
     Every text of the messages and `tools` is passed through `change` first. If the template refuses
     system messages or turns that do not alternate, the conversation is rearranged and tried again.
     Raises `ModelError` if the template refuses every arrangement, leaves out what the user or the
-    assistant says, or exceeds a limit of `Renderer`.
+    assistant says, or exceeds a limit of time, memory or output.
     """
     template = tool_template(tokenizer) if has_tools(messages, tools) else tokenizer.chat_template
     assert template is not None

@@ -1,9 +1,8 @@
 """Encoding of conversations such that only the template's own text makes control tokens.
 
 A message may contain the text of a control token, such as `<|im_end|>`, and must not produce that
-token. So marks (Unicode noncharacters) are put into the messages before they are rendered. If the
-rendered text has a control token's text with a mark inside, this came from a message, and is
-encoded as plain text.
+token. So marks (Unicode noncharacters) are put into the messages before they are rendered. A
+control token's text with a mark inside came from a message, and is encoded as plain text.
 """
 
 import re
@@ -27,10 +26,10 @@ _BLANKS = " \t\n\v\f\r"  # blanks that llama.cpp drops beside a token that strip
 
 
 class ControlTokens:
-    """The texts of a vocabulary's control tokens, and where they occur in other text.
+    """Finds the texts of a vocabulary's control tokens in other text.
 
-    `special` maps token ids to these texts. `marked` and `guarded` put a mark inside them, so that
-    they no longer match; a text of a single character has no inside, and gets none.
+    `special` maps token ids to these texts. `marked` and `guarded` put a character, `mark`, inside
+    each of them, so that it no longer matches; a text of one character is left as it is.
     """
 
     def __init__(self, special: Mapping[int, str]) -> None:
@@ -47,7 +46,7 @@ class ControlTokens:
         self._last = _any_of({text[-1] for text in texts if len(text) > 1}, cased=True)
 
     def could_come_of(self, text: str) -> bool:
-        """Whether a control token's text (of two characters or more) may begin or end in `text`."""
+        """Whether `text` has a control token's first or last character, in upper or lower case."""
         return bool(self._first.search(text) or self._last.search(text))
 
     def marked(self, text: str, mark: str) -> str:
@@ -61,7 +60,7 @@ class ControlTokens:
         return mark.join([*parts, text[done:]])
 
     def guarded(self, text: str, mark: str) -> str:
-        """Return `text` with `mark` at each character that may begin or end a control token."""
+        """Return `text` with `mark` beside each character that may start or end a control token."""
         text = self._last.sub(lambda found: mark + found[0], text)
         return self._first.sub(lambda found: found[0] + mark, text)
 
@@ -119,9 +118,10 @@ def conversation_ids(
 ) -> list[int]:
     """Return the token ids of a conversation, rendered by the tokenizer's chat template.
 
-    In messages, the text of a control token is plain text; that of a token which llama.cpp calls
-    user-defined, such as `<think>`, becomes this token. A last message of the assistant without
-    tool calls is the answer's beginning, and ends the ids. Raises `ModelError`, as `render`.
+    In messages, the text of a control token stays plain text; that of a token which llama.cpp calls
+    user-defined, such as `<think>`, becomes this token. An assistant's message at the end is the
+    beginning of the answer, unless it has tool calls or is the only message. Raises `ModelError` if
+    the template cannot be rendered, `UsageError` if a text is not valid Unicode.
     """
     count = len(messages)
     while count > 1 and (last := messages[count - 1]).role == "assistant" and not last.tool_calls:

@@ -49,7 +49,7 @@ def _refusal(kind: str, reason: str = "") -> bytes:
 
 
 def render(source: str, variables: dict[str, Any], longest: int) -> str:
-    """Return a template's output, or raise its error; `_TooLong` beyond `longest` characters."""
+    """Return a template's output. Raises its error, and `_TooLong` beyond `longest` characters."""
     # Piece by piece, so that an output without end stops at its limit.
     pieces: list[str] = []
     left = longest
@@ -74,7 +74,7 @@ class _Generation(Extension):
 
 @lru_cache(maxsize=8)
 def compiled(source: str) -> Any:
-    """Return the sandboxed Jinja template of `source`, with the helpers that templates expect."""
+    """Return the sandboxed Jinja template of `source`, with the helpers of transformers."""
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )

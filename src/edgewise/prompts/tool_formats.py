@@ -84,7 +84,7 @@ _BARE_ARGUMENTS = ('","arguments":', '","parameters":')
 
 
 def has_call(answer: str) -> bool:
-    """Whether an answer has one of `MARKERS`, or begins like a `bare_call`, of whatever tool."""
+    """Whether an answer has a tool call marker (`MARKERS`), or begins like the JSON of a call."""
     if any(marker in answer for marker in MARKERS):
         return True
     found = _BARE.match("".join(answer.split()))
@@ -95,12 +95,12 @@ def has_call(answer: str) -> bool:
 
 
 def tool_template(tokenizer: Tokenizer) -> str | None:
-    """Return the template for tools, else the chat template; None if the model has neither."""
+    """Return the template for tools if the model has one, else its chat template, else None."""
     return getattr(tokenizer, "tool_template", None) or tokenizer.chat_template
 
 
 def tool_format(tokenizer: Tokenizer) -> ToolFormat:
-    """Return the model's format of tool calls.
+    """Return the format in which the edge model writes tool calls.
 
     Raises `UsageError` if its chat template has no tools, or writes calls in an unknown format.
     """
@@ -123,7 +123,7 @@ def tool_format(tokenizer: Tokenizer) -> ToolFormat:
 
 
 def markers(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the ids of those tool call markers (`MARKERS`) that are control tokens, by text."""
+    """Return the ids of the tool call markers (`MARKERS`) that are control tokens here, by text."""
     return {text: token for token, text in tokenizer.special.items() if text in MARKERS}
 
 

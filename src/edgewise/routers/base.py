@@ -2,9 +2,7 @@
 
 A `Step` is the edge model's prediction for the next token. A class of routers is called a *kind*.
 An untrained kind is made without arguments, and needs only what `Router` lists; a trained one also
-has `load`, and `fit` (`edgewise_lab/training/fit.py`).
-
-A router in ten lines:
+has `load`, and `fit` (`edgewise_lab/training/fit.py`). A router in ten lines:
 
     class Surprise:
         needs, top = Needs.ENTROPY, 0
@@ -28,7 +26,7 @@ class Router(Protocol):
 
     @property
     def needs(self) -> Needs:
-        """The parts of a `Step` that `score` reads; a session keeps them past its next decode."""
+        """The parts of a `Step` that `score` reads. They stay readable after the next decode."""
         ...
 
     @property

@@ -46,20 +46,20 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A router's model card, as its checkpoint's `config.json` holds it.
 
     `kind` names the router's class: a registered name, `module:Class`, or `file.py:Class` with the
-    file relative to the checkpoint's folder. The fingerprints are hashes of the edge model's
-    weights and of its tokenizer. `inputs` are the signals that the router reads, in this order;
-    `top_k` is the number of logprobs in the input `top_logprobs`; `reference` holds the quantiles
-    (see `signals.Reference`) from which the input `ranks` is computed.
-
-    `thresholds` maps a cloud share (as text, "0.05") to the threshold found for it on the questions
-    `calibrated_on`; `realised` maps it to the share that this threshold gave there, followed by the
-    two ends of its 95% interval. `trained_on` names the training texts. `label` describes what the
-    router learned to predict: whether asking the cloud is worth it at a token. `probability` lists
-    points (score, probability that it is), both ascending. `loss` is the router's on texts held out
-    from training, in nats a token, and `baseline_loss` that of the best constant score. `build`
-    names the engine and the weight format of the edge model. `behaviour` holds its logprobs on
+    file relative to the checkpoint's folder. `inputs` are the signals that the router reads, in
+    this order; `top_k` is the number of logprobs in the input `top_logprobs`; `reference` holds the
+    quantiles (see `signals.Reference`) from which the input `ranks` is computed. The router was
+    made for one edge model: the fingerprints are hashes of that model's weights and of its
+    tokenizer, `build` names its engine and weight format, and `behaviour` holds its logprobs on
     fixed texts (`behaviour_of`), by which the same model in another engine or format is recognised.
-    `measured` says in a sentence what the router gained, and on which questions.
+
+    `thresholds` maps a cloud share (the cloud's fraction of all tokens, as text, "0.05") to the
+    threshold found for it on the questions `calibrated_on`; `realised` maps it to the share that
+    this threshold gave there, and the two ends of that share's 95% interval. `label` describes what
+    the router learned to predict from the texts `trained_on`: whether asking the cloud at a token
+    is worth it. `probability` lists points (score, probability that it is), both ascending. `loss`
+    is the router's on texts held out from training, in nats per token; `baseline_loss` is that of
+    the best constant score. `measured` tells what the router gained, and on which questions.
     """
 
     format: Literal[1] = 1
@@ -85,9 +85,10 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def require_fits(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router in the folder `where` fits this edge model.
 
-        The tokenizer and the hidden size must be those that it was made for; if it reads hidden
-        states, the engine must return some. If the hash of the weights differs, the model is run:
-        with nearly the same logprobs (`behaviour`) it is the same model in another format.
+        Tokenizer and hidden size must be those in the card; if the router reads hidden states, the
+        engine must return some. If the hash of the weights differs, the model is run: with nearly
+        the same logprobs (`behaviour`) it counts as the same model in another format, else as
+        another.
         """
         problem, reads = None, "hidden" in self.inputs
         if reads and not edge.abilities.hidden:
@@ -129,7 +130,7 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
     def threshold(self, share: float) -> float | None:
-        """Return the threshold for a share, interpolated; None if `thresholds` do not span it."""
+        """Return the threshold for a cloud share, interpolated; None outside of `thresholds`."""
         known = [float(text) for text in self.thresholds]
         inside = bool(known) and min(known) <= share <= max(known)
         return start_at(self.thresholds, share) if inside else None
@@ -142,9 +143,9 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return float(np.interp(score, scores, values))
 
     def warnings(self) -> tuple[str, ...]:
-        """Return warnings: of a `loss` no better than `baseline_loss`; of each cloud share missed.
+        """Return warnings if `loss` is not below `baseline_loss`, and for each cloud share missed.
 
-        A share counts as missed if the realised one differs by more than the fraction `MISSED`.
+        A share is missed if `realised` is off by more than the fraction `MISSED` of it.
         """
         warnings: list[str] = []
         loss, constant = self.loss, self.baseline_loss
@@ -165,10 +166,10 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def start_at(thresholds: Mapping[str, float], share: float) -> float | None:
-    """Return the threshold that an answer starts with; None without `thresholds`.
+    """Return the threshold that an answer starts with for a cloud share; None without `thresholds`.
 
-    `thresholds` holds one for each of some cloud shares (as text); for a share between these it is
-    interpolated, beyond them the nearest is taken. The budget of cloud tokens moves it afterwards.
+    `thresholds` maps shares (as text) to thresholds, which are interpolated; beyond them the
+    nearest is taken. While an answer is written, the budget of cloud tokens moves its threshold.
     """
     if not thresholds:
         return None
@@ -211,9 +212,9 @@ def _ascends(*columns: Sequence[float]) -> bool:
 
 
 def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
-    """Return the edge model's logprobs (nats, at least `LEAST`) of fixed texts' ids, in order.
+    """Return the edge model's logprobs (nats, at least `LEAST`) of the ids of `PROBES`, in order.
 
-    Of each text the first `LONGEST` ids are run, in a new session; a text's first id has none.
+    Of each of these fixed texts the first `LONGEST` ids are run; its first id has no logprob.
     """
     logprobs: list[float] = []
     for text in PROBES:
@@ -228,7 +229,10 @@ def behaviour_of(edge: EdgeModel) -> tuple[float, ...]:
 
 
 def distance(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the RMS difference (nats) of `behaviour_of` results; inf if empty or of two sizes."""
+    """Return the root of the mean squared difference of two `behaviour_of` results, in nats.
+
+    It is inf if one is empty or if their lengths differ.
+    """
     if not one or len(one) != len(other):
         return math.inf
     return math.dist(one, other) / math.sqrt(len(one))

@@ -24,10 +24,9 @@ class Mlp:
 
     x are the inputs in the order of the router's model card. The checkpoint's tensors are float32:
     `mean` and `std` [inputs], `layers.I.weight` [out, in] and `layers.I.bias` [out]; the last layer
-    has one output. If the embedding of the proposed token is also an input, its product with the
-    first layer's weights was computed in advance for every token: t is the token's row of the
-    tensor `token_table`, float16 [vocabulary, first out]. `tokens` is the number of rows. Without
-    this input t is 0 and `tokens` None.
+    has one output. t is 0, and the attribute `tokens` None, unless the embedding of the proposed
+    token is also an input. Then t is this embedding's product with the first layer's weights,
+    computed in advance: the token's row of the tensor `token_table`, float16 [tokens, first out].
     """
 
     def __init__(self, card: RouterCard, folder: Path) -> None:

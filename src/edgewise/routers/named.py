@@ -32,19 +32,22 @@ _CONSTANT = "constant:"
 
 
 def is_router(name: str) -> bool:
-    """Whether `name` is an untrained router. Imports its code; raises `UsageError` if it cannot."""
+    """Whether `name` is a router that needs no checkpoint, such as "entropy" or `file.py:Class`.
+
+    Imports its code. Raises `UsageError` if that fails.
+    """
     return name.startswith(_CONSTANT) or (name in ROUTERS and not is_trained(name))
 
 
 def is_trained(kind: str) -> bool:
-    """Whether this kind needs a checkpoint. Imports its code; raises `UsageError` if that fails."""
+    """Whether routers of `kind` need a checkpoint. `UsageError` if its class cannot be loaded."""
     return hasattr(ROUTERS.load(kind), "load")
 
 
 def runs_code(name: str) -> bool:
     """Whether `name` is code (`module:Class`, `file.py:Class`) or a folder whose card names code.
 
-    Raises `UsageError` if the folder has no valid card, or if `name` also names a model elsewhere.
+    Raises `UsageError` if the folder has no valid card, or if `name` also fits a model on the hub.
     """
     if is_code(name):
         return True
@@ -53,7 +56,7 @@ def runs_code(name: str) -> bool:
 
 
 def router_named(name: str) -> Router:
-    """Return an untrained router by name. Raises `UsageError` if unknown, broken or trained."""
+    """Return a router that needs no checkpoint. `UsageError` if unknown, trained or broken."""
     if name.startswith(_CONSTANT):
         return _constant(name)
     if name not in ROUTERS:
@@ -77,7 +80,7 @@ def router_named(name: str) -> Router:
 
 
 def router_of(card: RouterCard, folder: Path) -> Router:
-    """Return a checkpoint's router, not checked to fit a model. Raises `UsageError` if broken."""
+    """Return a checkpoint's router; it may not fit the edge model. `UsageError` if it is broken."""
     name = kind_beside(card.kind, folder)
     if not is_trained(name):
         return router_named(name)
@@ -92,13 +95,13 @@ def kind_beside(kind: str, folder: Path) -> str:
 
 
 def identity_named(name: str) -> str:
-    """Return a digest (hex) of the name and the code of a router that has no checkpoint."""
+    """Return a SHA-256 (hex) of the name and the code of a router that has no checkpoint."""
     source = "" if name.startswith(_CONSTANT) else ROUTERS.source(name)
     return _digest(name.encode(), source.encode())
 
 
 def identity_of(card: RouterCard, folder: Path) -> str:
-    """Return a digest of a checkpoint's card, weights and code. Copies of it have the same."""
+    """Return a SHA-256 (hex) of a checkpoint's card, weights and code, equal for its copies."""
     weights = folder / WEIGHTS
     held = weights.read_bytes() if weights.is_file() else b""
     source = ROUTERS.source(kind_beside(card.kind, folder))
@@ -125,7 +128,7 @@ def _made(name: str, make: Callable[[], Router]) -> Router:
 
 
 def checked_router(name: str, router: Router) -> Router:
-    """Return `router`. Raises `UsageError`, which calls it `name`, unless it fits `Router`."""
+    """Return `router` unchanged; `UsageError`, which calls it `name`, if it is no `Router`."""
     needs, top = (getattr(router, attribute, None) for attribute in ("needs", "top"))
     if isinstance(router, type) or not callable(getattr(router, "score", None)):
         raise UsageError(

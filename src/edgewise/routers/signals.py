@@ -1,6 +1,6 @@
 """Signals: what a trained router reads of a `Step`, the edge model's prediction for one token.
 
-Training and run time share them. To add one, put it into `SIGNALS` and into docs/routers.md.
+Training reads the same signals. To add one, put it into `SIGNALS` and into docs/routers.md.
 """
 
 import math
@@ -29,11 +29,11 @@ QUANTILES = 65
 class Signal(NamedTuple):
     """A feature of a `Step` that routers may take as input.
 
-    `read(step, k)` returns its values, float32[width]; it is None for the token's embedding, which
-    a router looks up in a table of its own. `width` is a number, or "d" for the size of the hidden
-    state, or "k" for `RouterCard.top_k`. `needs` and `top` say what `read` needs of the step: which
-    parts, and how many of the likeliest ids (k if the width is "k"). Routers are trained on the
-    signals with `default`, unless their inputs are named.
+    `read(step, k)` returns its values, float32[width], with `RouterCard.top_k` as k. For the
+    embedding of the proposed token `read` is None: a router looks it up in a table of its own.
+    `width` is a number, or "d" for the size of the hidden state, or "k". `needs` are the parts of
+    the step that `read` uses; `top` is how many of the likeliest ids it uses (k if the width is
+    "k"). Routers are trained on the signals with `default`, unless their inputs are named.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Signal(NamedTuple):
     top: int = 0
     default: bool = True
     ranked: bool = False
-    """Whether a router reads the ranks (`ranks_of`) of `read`'s values; `width` counts these."""
+    """Whether routers read the ranks (`ranks_of`) of `read`'s values; `width` counts the ranks."""
 
 
 def _hidden(step: Step, _k: int) -> Floats:
@@ -114,7 +114,7 @@ def needs_of(inputs: Sequence[str]) -> Needs:
 
 
 def top_of(inputs: Sequence[str], top_k: int) -> int:
-    """Return how many likeliest ids the `inputs` read at most; one of width "k" reads `top_k`."""
+    """Return how many likeliest ids the signals `inputs` read at most, `top_k` for width "k"."""
     return max((top_k if one.width == "k" else one.top for one in signals_of(inputs)), default=0)
 
 
@@ -128,10 +128,10 @@ def width_of(inputs: Sequence[str], hidden_size: int, top_k: int) -> int:
 def reader_of(
     inputs: Sequence[str], top_k: int, reference: Reference = ()
 ) -> Callable[[Step], Floats]:
-    """Return a function that reads the inputs from a step, in order, as float32[width_of(...)].
+    """Return a function that reads the signals `inputs` from a step, as float32[width_of(...)].
 
-    The values are not normalised; `token_embedding` is left out. `top_k` is the number of logprobs
-    in `top_logprobs`. `reference` holds the quantiles that `ranks`, and no other input, needs.
+    Their order is kept. `token_embedding` adds no values. `top_k` is the number of logprobs in
+    `top_logprobs`. `reference` holds the quantiles for `ranks`; without this input it may be empty.
     """
     signals = signals_of(inputs)
     reads = [
@@ -152,10 +152,10 @@ def _ranked(
 
 
 def ranks_of(values: Floats, reference: Reference) -> Floats:
-    """Return the ranks of `values`, from 0 to 1, then the log-odds of these ranks.
+    """Return the ranks of `values` among known quantiles, then the log-odds of these ranks.
 
     `values` is float32[..., m], the result float32[..., 2m]. `reference` holds the quantiles of
-    each of the m columns; a rank is the place among these, kept 0.5 / `QUANTILES` off 0 and 1.
+    each of the m columns. A rank is a place among them, from 0.5 / `QUANTILES` to 1 minus this.
     """
     quantiles = [
         np.interp(values[..., at], known, np.linspace(0.0, 1.0, len(known)))
@@ -184,10 +184,7 @@ def logtoku(logits: Floats) -> float:
 
 
 def digamma(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the digamma function for x > 0, to 1e-9.
-
-    Recurrence to x + 6, then the asymptotic series: Abramowitz and Stegun 6.3.5 and 6.3.18.
-    """
+    """Return the digamma function for x > 0, to 1e-9 (Abramowitz and Stegun 6.3.5 and 6.3.18)."""
     below = (1.0 / (x + np.arange(6.0)[:, None])).sum(axis=0)
     y = x + 6.0
     inverse = 1.0 / (y * y)

@@ -35,7 +35,7 @@ NAMES = (
 def text_of(step: Step) -> Floats:
     """Return features of the proposed token and of the text before it, in the order of `NAMES`.
 
-    The result is float32. Of `step`, its `written` text and its two likeliest ids must be readable.
+    The result is float32. Raises `StaleStepError` if `step` lacks its text or two likeliest ids.
     """
     written, proposed = step.written, step.proposed
     prompt, answer = written.ids[: written.prompt], written.ids[written.prompt :]

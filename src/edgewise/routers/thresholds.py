@@ -1,7 +1,7 @@
-"""Thresholds that answers start with, for routers without calibrated ones, and tuned ones.
+"""Thresholds that answers start with: measured, for a router that has none, or tuned and stored.
 
-The edge model answers a few prompts, once for each router. The threshold to start with for a cloud
-share is the score that this share of the tokens exceeds.
+To measure them, the edge model answers a few prompts, once for each router. The threshold for a
+cloud share is the score that this share of the tokens exceeds.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ TOKENS = 40
 """The greatest length, in tokens, of each answer to one of `PROMPTS`."""
 
 TIERS = "tiers"
-"""The `identity` for thresholds of clouds after the nearest, which do not depend on the router."""
+"""The `identity` for thresholds of a cloud model after the first: they depend on no router."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,11 +68,11 @@ def own_thresholds(edge: EdgeModel, router: Router, identity: str) -> Mapping[st
 
 
 def tuned_thresholds(edge: EdgeModel, identity: str, cloud: str) -> Mapping[str, float]:
-    """Return the thresholds that `keep_tuned` stored, by cloud share (as text, "0.05").
+    """Return the thresholds that `keep_tuned` stored, by cloud share (as text, "0.05"), or {}.
 
-    Empty if there are none. `identity` is the router's digest, `cloud` the nearest cloud's key
-    (`opening.nearest_cloud`). The thresholds by which a further one of several clouds is
-    asked are stored under the identity `TIERS` and the name that `opening.tier_address` returns.
+    For the first cloud model, `identity` is the router's digest and `cloud` the key that
+    `opening.nearest_cloud` returns. For a later one of several cloud models, `identity` is `TIERS`
+    and `cloud` the key that `opening.tier_address` returns.
     """
     return _kept(_record("tuned", edge, identity, cloud))
 
@@ -82,8 +82,8 @@ def keep_tuned(
 ) -> Path | None:
     """Store tuned `thresholds`, by cloud share as text, in place of earlier ones.
 
-    `tuned_thresholds` returns them for the same router (`identity`, its digest) and nearest cloud.
-    Returns the file, or None if it cannot be written.
+    `tuned_thresholds` returns them for the same edge model, `identity` and `cloud`, described
+    there. Returns the file, or None if it cannot be written.
     """
     return _keep(_record("tuned", edge, identity, cloud), thresholds)
 
@@ -116,10 +116,7 @@ def _keep(record: Path | None, thresholds: Mapping[str, float]) -> Path | None:
 
 
 def own_scores(edge: EdgeModel, router: Router) -> list[float]:
-    """Return the router's scores of all tokens of the edge's greedy answers to `PROMPTS`.
-
-    Each answer has at most `TOKENS` tokens. Prompts too long for the edge's context are skipped.
-    """
+    """Return the scores of all tokens in the edge's greedy answers to those `PROMPTS` that fit."""
     scores: list[float] = []
     with closing(edge.session(router.needs, top=router.top)) as session:
         for prompt in PROMPTS:

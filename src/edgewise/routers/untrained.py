@@ -8,7 +8,7 @@ from edgewise.edge.base import Needs, Step
 
 
 class MaxProb:
-    """Scores 1 - p1: the probability of all tokens but the likeliest."""
+    """Scores 1 - p1, where p1 is the probability of the likeliest token."""
 
     needs, top = Needs.ENTROPY, 0
 
@@ -17,7 +17,7 @@ class MaxProb:
 
 
 class Margin:
-    """Scores 1 - (p1 - p2): how close the second likeliest token comes to the likeliest."""
+    """Scores 1 - (p1 - p2), where p1 and p2 are the probabilities of the two likeliest tokens."""
 
     needs, top = Needs.ENTROPY | Needs.TOP, 2
 
@@ -28,7 +28,7 @@ class Margin:
 
 
 class Entropy:
-    """Scores H / log V: the Shannon entropy as a fraction of its maximum over V tokens."""
+    """Scores H / log V: the entropy of the next token, as a fraction of its maximum over V ids."""
 
     needs, top = Needs.ENTROPY, 0
 
@@ -50,7 +50,7 @@ class Constant:
 
 
 class Random:
-    """Scores uniformly at random. One seed gives the same score for the same position and id."""
+    """Scores uniformly at random. A `seed` gives one score for each position and proposed id."""
 
     needs, top = Needs.NOTHING, 0
 

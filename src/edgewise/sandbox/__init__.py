@@ -1,6 +1,6 @@
 """Child processes for work on untrusted files: bounded in time and memory, and free to crash.
 
-Chat templates are rendered and model files first loaded in one. `worker.py` is its program.
+One renders chat templates; another is the first to load a model file. Each runs `worker.py`.
 """
 
 import os
@@ -31,8 +31,8 @@ Why = Literal["start", "time", "process"]
 class ChildEnded(Exception):
     """A child process ended before it replied, or its reply was too long.
 
-    `why` is "start" if it did not get ready, "time" if it was killed because it took too long,
-    "process" otherwise. `status` is the exit status, `words` are the lines of stderr, if kept.
+    `why` is "start" if it did not get ready, "time" if it was killed for taking too long, "process"
+    otherwise. `status` is the exit status, `words` the lines of stderr (with `keep_words`).
     """
 
     def __init__(self, why: Why, status: int | None = None, words: Sequence[str] = ()) -> None:
@@ -92,9 +92,9 @@ class Child:
         return self._process.poll() is None
 
     def ask(self, request: bytes) -> bytes:
-        """Send a request to the process and return its reply.
+        """Send a request to the process, once it is ready, and return its reply.
 
-        Raises `ChildEnded` if it ended, took too long or replied too much. On any error call `end`.
+        Raises `ChildEnded` if it ends, takes too long or replies too much. On any error call `end`.
         """
         if not self._ready:
             with self._within(START_SECONDS):
@@ -118,7 +118,7 @@ class Child:
         self._close()
 
     def abandon(self) -> None:
-        """Called in a fork of this process: close its pipes; the parent goes on using the child."""
+        """In a fork of the parent process, close the pipes to the child, which the parent keeps."""
         # It is no child of the fork, which could not wait for it.
         self._process.returncode = 0
         self._close()

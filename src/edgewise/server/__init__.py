@@ -1,1 +1,1 @@
-"""The server on the device: OpenAI's and Anthropic's APIs and a web page for a pair of models."""
+"""The local server: OpenAI's and Anthropic's APIs and a web page, for an edge and a cloud model."""

@@ -1,4 +1,4 @@
-"""Answers for many clients by one loaded pair of models: a queue, and a thread for each slot."""
+"""Answers for many clients by one `Pair` (edge and cloud model): a queue, and a thread per slot."""
 
 import asyncio
 import logging
@@ -45,7 +45,7 @@ class AnswerQueue:
         self.free = asyncio.Semaphore(slots)
 
     def enter(self) -> "QueuePlace":
-        """Return a new place, which the caller has to `leave`. Raises `ApiError` 429 if full."""
+        """Return a new place; the caller must `leave` it. Raises `ApiError` 429 if none is free."""
         if self.running + self.waiting >= self.slots + self.queue:
             message = f"{self.running} answers are being written and {self.waiting} wait"
             raise come_back(
@@ -55,9 +55,9 @@ class AnswerQueue:
 
 
 class QueuePlace:
-    """One request's place in an `AnswerQueue`: it waits until `acquire` returns, then runs.
+    """A request's place in an `AnswerQueue`: the request waits until `acquire` returns, then runs.
 
-    The future `over` is done after `leave` or `release`. For the event loop's thread only.
+    The future `over` is done when the place is given up. For the event loop's thread only.
     """
 
     def __init__(self, queue: AnswerQueue) -> None:
@@ -66,27 +66,31 @@ class QueuePlace:
         queue.waiting += 1
 
     async def acquire(self) -> None:
-        """Wait until a slot is free, for as long as it takes, and take it; `release` frees it."""
+        """Wait, for as long as it takes, until a slot is free, and take it; `release` frees it."""
         await self._queue.free.acquire()
         self._running = True
         self._queue.waiting -= 1
         self._queue.running += 1
 
     def leave(self) -> None:
-        """Leave the queue if no slot was acquired; else do nothing, as `release` frees the slot."""
+        """Give the place up if no slot was acquired; else do nothing, as `release` gives it up."""
         if not self._running:
             self._queue.waiting -= 1
             self.over.set_result(None)
 
     def release(self) -> None:
-        """Free the slot that `acquire` took, once; for an answer `Answering.events` calls it."""
+        """Free the slot that `acquire` took, once. `Answering.events` calls `acquire` and this."""
         self._queue.running -= 1
         self._queue.free.release()
         self.over.set_result(None)
 
 
 class PromptScores(msgspec.Struct, frozen=True):
-    """An event with the edge model's logprobs of some prompt ids; such events come first."""
+    """An event before the answer's own: how likely the edge model finds the prompt's next few ids.
+
+    `scores` has an entry for each id: its logprob (nats; None for the prompt's first id), and the
+    likeliest ids there.
+    """
 
     scores: Sequence[Scored]
 
@@ -95,13 +99,14 @@ AnswerEvent = Event | PromptScores
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to the pair of models, which the server makes from a client's request.
+    """A request for one answer, as the server makes it from a client's HTTP request.
 
     `read()` returns the prompt; it may run in any thread, and raise `ApiError` or `EdgewiseError`.
-    `messages` is the conversation; a message that only trusted clouds may see has `local` set.
+    `messages` is the conversation; `local` is set in messages that only trusted clouds may see.
     `format` is the response format (None: plain text). `options` are keyword arguments of
-    `Pair.stream`, among them `max_tokens`. With `pending` the events include draft tokens. Unless
-    `scored` is None, logprobs of the prompt come first, with `scored` candidates for each id.
+    `Pair.stream`, among them `max_tokens`. With `pending` the events include draft tokens and their
+    rollbacks. With `scored` (not None) the prompt's logprobs come first, with that many of the
+    likeliest ids at each position.
     """
 
     read: Callable[[], Prompt]
@@ -113,13 +118,12 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answering:
-    """Runs answers of a loaded pair of models in threads, with a queue. Never closes the pair."""
+    """Runs the answers of a `Pair` (edge and cloud model) in threads. Never closes the pair.
+
+    Up to `slots` answers run, and `queue` more wait. The edge needs a session for each slot.
+    """
 
     def __init__(self, pair: Pair, *, slots: int, queue: int) -> None:
-        """Start threads for `slots` concurrent answers; `queue` more requests may wait.
-
-        The edge model must have a session for each slot.
-        """
         self.pair = pair
         self.edge, self.cloud = pair.edge, pair.cloud
         self.settings, self.starts = pair.settings, pair.starts
@@ -142,7 +146,7 @@ class Answering:
         return parts == {"bundled"} and self.cloud is not None and self.cloud.boundaries is None
 
     def close(self) -> None:
-        """Cancel work that waits for a thread, and block until running answers have ended."""
+        """Cancel tokenising and compiling not yet begun; block until running answers have ended."""
         for pool in (self._readers, self._tokenizers, self._compilers):
             # Nobody waits for these any more; running answers still have clients.
             pool.shutdown(cancel_futures=True)
@@ -151,7 +155,7 @@ class Answering:
     async def read(self, read: Callable[[], Prompt]) -> Prompt:
         """Run `read`, which renders and tokenises a prompt, in a thread; return the prompt.
 
-        Raises `ContextOverflow` if it does not fit the edge model's context, and as `read`.
+        Raises `ContextOverflow` if the prompt fills the edge's context, and whatever `read` raises.
         """
         prompt = await _in_thread(self._readers, read)
         if len(prompt.ids) >= self.edge.context:
@@ -159,13 +163,13 @@ class Answering:
         return prompt
 
     async def grammar(self, format: ResponseFormat | None) -> Grammar | None:
-        """Compile `format` in a thread (None stays None). Raises `UsageError` if that fails."""
+        """Compile `format` in a thread; return None for None. Raises `UsageError` if that fails."""
         if format is None:
             return None
         return await _in_thread(self._compilers, partial(grammar_of, self.edge.tokenizer, format))
 
     async def tokenizing(self, work: Callable[[], _T]) -> _T:
-        """Run `work`, which tokenises a text, in the thread for this, and return its result."""
+        """Run `work`, which tokenises a text, in the one thread for that; return its result."""
         return await _in_thread(self._tokenizers, work)
 
     async def events(
@@ -177,12 +181,12 @@ class Answering:
         *,
         seen: Callable[[AnswerEvent], AnswerEvent] = lambda event: event,
     ) -> AsyncGenerator[AnswerEvent]:
-        """Yield the events of the answer to `asked`, each as the function `seen` returns it.
+        """Yield `seen(event)` for each event of the answer to `asked`.
 
         `prompt` is what `asked.read` returned. `grammar` is what the answer must follow (None: any
-        text). Writing starts when the `place` in the queue gets a slot. Closing this generator
-        early stops the answer; the slot is given back when the answer's thread has ended. Raises
-        an `EdgewiseError` if the answer fails.
+        text). Writing begins when `place` has a slot, and the slot is freed when the answer's
+        thread has ended. Close this generator early to stop the answer. Raises an `EdgewiseError`
+        if the answer fails, and whatever `seen` raises.
         """
         await place.acquire()
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The web application: the APIs, health, metrics, the page."""
+"""The web application: routes of the APIs, health and metrics, and the web page."""
 
 import asyncio
 import collections
@@ -55,23 +55,23 @@ def _entry(name: str) -> dict[str, Any]:
 
 @keyed.get("/v1/models")
 async def listed(request: Request) -> dict[str, Any]:
-    """List the model ids. Any `edgewise@SHARE` and `edgewise:tTHRESHOLD` are valid as well."""
+    """List model ids. `edgewise@S` (S: cloud share) and `edgewise:tT` (T: threshold) work, too."""
     return {"object": "list", "data": [_entry(name) for name in listed_ids(pair_of(request))]}
 
 
 @keyed.get("/v1/models/{model}")
 async def model(model: str, request: Request) -> dict[str, Any]:
-    """Return the entry of one model id. Answers 404 for an unknown id."""
+    """Return OpenAI's model object for the id `model`. An unknown id gets a 404."""
     policy_for(pair_of(request), model)
     return _entry(model)
 
 
 @keyed.get("/v1/sent")
 def sent(request: Request) -> dict[str, Any]:
-    """List what the last answers sent to the cloud: counts, never text; the newest first.
+    """List what each of the last answers sent to cloud models: counts, no text; the newest first.
 
-    `at` is when the answer began, in seconds since 1970. Refused (403) on a server with a file of
-    keys, since it lists the answers of all keys.
+    `at` is when the answer began, in seconds since 1970. Answers that sent nothing are left out. On
+    a server with a key file the request is refused (403), as the list has the answers of all keys.
     """
     if caller_of(request).key is not ANYBODY:
         raise ApiError(403, "This lists the answers of all keys; use /metrics instead.")
@@ -86,9 +86,9 @@ def sent(request: Request) -> dict[str, Any]:
 
 @about.get("/health")
 async def health(request: Request) -> dict[str, Any]:
-    """Report that the server runs, with which models, and whether consults are paused.
+    """Report that the server runs, its models and settings, and whether consults are paused.
 
-    Without a valid key the models' names are left out.
+    `cloud_paused` is about the first cloud model. Without a valid key no model is named.
     """
     answering, known = pair_of(request), request.app.state.callers.find(request) is not None
     clouds = ", ".join(one.name for one in answering.pair.clouds)
@@ -128,10 +128,10 @@ def make_app(
     origins: Sequence[str] = (),
     hosts: Sequence[str] = (ANY,),
 ) -> FastAPI:
-    """Return the web application for a loaded pair of models.
+    """Return the web application that answers requests with the models of `answering`.
 
     `callers` (None: no keys) checks keys, but not for `/health`, `/openapi.json` and the page. Web
-    pages of `origins` may send requests, too; `hosts` are allowed in the header Host (`ANY`: all).
+    pages of `origins` may send requests, too. `hosts` are valid in the header Host (`ANY`: all).
     """
     app = FastAPI(
         title="Edgewise",
@@ -277,7 +277,7 @@ class Metrics(Collector):
         self._consult = self._histogram("consult_seconds", "Seconds of a consult.")
 
     def collect(self) -> Iterator[Metric]:
-        """Yield gauges: answers running and waiting and, with a price list, three costs so far."""
+        """Yield gauges: answers running and waiting; if a price is set, three costs so far."""
         queue = self._queue
         yield GaugeMetricFamily("edgewise_running", "Answers being decoded.", queue.running)
         yield GaugeMetricFamily("edgewise_waiting", "Answers in the queue.", queue.waiting)

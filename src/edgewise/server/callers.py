@@ -1,4 +1,4 @@
-"""Clients of the server and their API keys: no key, one key, or a file of keys with limits."""
+"""Clients and their API keys: no key, one key for all, or a key file with limits for each key."""
 
 import hmac
 from collections import Counter
@@ -22,17 +22,19 @@ PLACE_SECONDS = 1
 
 
 class Callers:
-    """Checks requests' API keys, and counts in this process towards the limits of a file's keys."""
+    """Checks the API keys of requests; enforces the limits in a key file, counting in this process.
+
+    `api_key` is the only valid key, `keys` are those of a key file; without both everybody may ask.
+    """
 
     def __init__(self, *, api_key: str | None = None, keys: Keys | None = None) -> None:
-        """Accept one `api_key`, or the `keys` of a file; without both, every request."""
         self._api_key = None if api_key is None else api_key.encode()
         self.keys = keys or Keys(None)
         self.limits = KeyLimits(SqliteLimits(None))
         self.answers: Counter[str] = Counter()
 
     async def check(self, request: Request) -> None:
-        """Check a request's key and set `request.state.caller`; used as `Depends(callers.check)`.
+        """Check a request's API key; store its `Caller` as `request.state.caller`.
 
         Without configured keys every request passes. Raises `ApiError` 401 for a missing or invalid
         key, and 403 for one with a daily limit of tokens, which only `edgewise gateway` enforces.
@@ -66,7 +68,10 @@ def caller_of(request: Request) -> "Caller":
 
 
 class Caller:
-    """The sender of one request: charges its API key. For the event loop's thread only."""
+    """The client of one request; counts what it uses towards the limits of its API key.
+
+    Use beyond a limit makes `entered` refuse later requests. For the event loop's thread only.
+    """
 
     def __init__(self, callers: Callers, key: Key) -> None:
         self._callers, self.key = callers, key
@@ -78,10 +83,10 @@ class Caller:
     async def entered(self, queue: AnswerQueue) -> AsyncGenerator[QueuePlace]:
         """Hold a place in `queue` while the context is open; yield the place.
 
-        The key is charged for the request at once, and when the context closes for the tokens that
-        `seen` counted. The place counts as one of the key's concurrent answers until its `over` is
-        done, which may be later. Raises `ApiError` 429 if the queue is full, or if the key has
-        reached its limit of concurrent answers, of requests a second or of token ids a second.
+        The request is counted at once; the tokens that `seen` saw, when the context closes. The
+        place is one of the key's concurrent answers until its future `over` is done, which may be
+        later. Raises `ApiError` 429 if the queue is full, or if the key has reached its limit of
+        concurrent answers, of requests a second or of token ids a second.
         """
         most, answers = self.key.sessions, self._callers.answers
         if most and answers[self.name] >= most:
@@ -101,16 +106,16 @@ class Caller:
             place.leave()
 
     def read(self, prompt: Prompt) -> Prompt:
-        """Charge a prompt's ids to the key's rate; return it with the key's name as `owner`."""
+        """Count a prompt's ids as used; return the prompt with the key's name as `owner`."""
         self._callers.limits.charge(self.key, len(prompt.ids))
         # The record of what was sent keeps the conversations of keys apart by it.
         return replace(prompt, owner=self.name)
 
     def seen(self, event: AnswerEvent) -> AnswerEvent:
-        """Count a `Token` towards the key's rate of ids; return the event as the client may see it.
+        """Count a `Token` as one id used; return the event as the client may see it.
 
-        With a file of keys, `Finished` loses the cost and the cloud's counts of cached and computed
-        prompt tokens. Raises `ApiError` 401 if the key was revoked or has expired.
+        With a key file, `Finished` loses the cost and the cloud's counts of cached and computed
+        prompt tokens. Raises `ApiError` 401 if the key was revoked or has expired meanwhile.
         """
         if isinstance(event, Token):
             self._spent.computed += 1

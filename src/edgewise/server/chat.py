@@ -47,14 +47,14 @@ from edgewise.server.requests import (
 
 
 class FunctionCall(Returned):
-    """The function that a tool call names, and its arguments."""
+    """The function that a tool call names, and the JSON text of its `arguments`."""
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     arguments: Arguments
 
 
 class MessageToolCall(Returned):
-    """A tool call in an assistant's message."""
+    """A tool call in an assistant's message of the request."""
 
     id: CallId
     type: Literal["function"] | None = None
@@ -62,7 +62,7 @@ class MessageToolCall(Returned):
 
 
 class ChatMessage(RoleTurn):
-    """A message. The role `developer` is another name of `system`; `tool` is a call's result."""
+    """A message. The role `developer` means `system`; `tool` marks the result of a tool call."""
 
     # Templates know roles alone, no names.
     ignores = frozenset({"name", "annotations", "id", "cache_control"})
@@ -185,8 +185,8 @@ async def answered(
 ) -> Response:
     """Answer the conversation in `body`; return the HTTP response.
 
-    `reply` is the API's `Writer` class. With `joins` adjacent messages of one role are merged in
-    the prompt. Raises `ApiError` or `EdgewiseError`.
+    `reply` is the API's `Writer` class. With `joins`, adjacent messages of one role are merged in
+    the prompt. Raises `ApiError` or `EdgewiseError` for an invalid request or an answer that fails.
     """
     answering = pair_of(request)
     # Before anything is refused: sent again without the mark, local messages stay local.
@@ -204,7 +204,7 @@ def prompt_reader(
 ) -> Callable[[], Prompt]:
     """Return a function that builds the prompt of `messages`, with the tools in `format`, if any.
 
-    Raises `ApiError` 400 at once for over `MAX_ARGUMENTS` characters in all tool calls' arguments.
+    Raises `ApiError` 400 at once if calls' arguments together exceed `MAX_ARGUMENTS` characters.
     """
     if sum(len(call.arguments) for one in messages for call in one.tool_calls) > MAX_ARGUMENTS:
         message = f"The calls have more than {MAX_ARGUMENTS} characters of arguments; send fewer."
@@ -223,10 +223,10 @@ def joined_turns(turns: Sequence[Message]) -> list[Message]:
 
 
 class ChatReply(ChunkWriter):
-    """The reply of `/v1/chat/completions`.
+    """Writes the reply of `/v1/chat/completions`.
 
     If the conversation is local (only trusted clouds may see it), the answer's message has the
-    field `edgewise` with `cloud` "none". The client should send that back with the message.
+    field `edgewise` with `cloud` "none". A client should send this field back with the message.
     """
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"

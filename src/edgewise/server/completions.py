@@ -56,7 +56,8 @@ def _only(prompt: object) -> object:
 class CompletionRequest(OpenAIRequest):
     """The body of `POST /v1/completions`: one prompt, as text or as token ids.
 
-    With `echo` the reply begins with the prompt, and `max_tokens` may be 0.
+    `echo` begins the reply with the prompt; with it `max_tokens` may be 0, and `logprobs` needs
+    `model` "edgewise:edge".
     """
 
     prompt: Annotated[BoundedText | TokenIds, BeforeValidator(_only)]
@@ -121,7 +122,7 @@ def _prompt_reader(
 
 
 class TextReply(ChunkWriter):
-    """The reply of `/v1/completions`; its logprobs are lists with an entry for each token."""
+    """Writes the reply of `/v1/completions`; its logprobs are lists with an entry per token."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
@@ -208,7 +209,7 @@ class DetokenizeRequest(Strict):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
-    """Return the token ids of a text, their count and the context size, by vLLM's names."""
+    """Return a text's ids in the edge model's vocabulary, their count, and the context size."""
     answering = _asked(request, body.model)
     tokenizer = answering.edge.tokenizer
     encode = tokenizer.encode_prompt if body.add_special_tokens else tokenizer.encode
@@ -220,7 +221,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str]:
-    """Return the text of token ids; bytes that are no whole character become U+FFFD."""
+    """Return the text of ids of the edge model; bytes that are no whole character become U+FFFD."""
     answering = _asked(request, body.model)
     tokenizer = answering.edge.tokenizer
 
@@ -234,7 +235,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> dict[str, Any]:
-    """Return the edge model's BOS and EOS text, chat template and context size, by vLLM's names."""
+    """Return the edge model's BOS and EOS text, chat template and context size (in tokens)."""
     edge = pair_of(request).edge
     tokenizer = edge.tokenizer
     ends = (tokenizer.special.get(one) for one in sorted(tokenizer.eos_ids))

@@ -39,7 +39,7 @@ class ApiError(Exception):
 
     @property
     def kind(self) -> str:
-        """The JSON `type`: rate_limit_error (429), api_error (500 on) or invalid_request_error."""
+        """The `type`: rate_limit_error (429), api_error (500 or more) or invalid_request_error."""
         if self.status >= 500:
             return "api_error"
         return "rate_limit_error" if self.status == 429 else "invalid_request_error"
@@ -51,7 +51,7 @@ class ApiError(Exception):
 
 
 def come_back(message: str, seconds: float, *, code: str = "rate_limit_exceeded") -> ApiError:
-    """Return an error 429 with the header `Retry-After`: `seconds`, rounded up."""
+    """Return an `ApiError` 429 whose header `Retry-After` is `seconds`, rounded up."""
     headers = {"Retry-After": str(math.ceil(seconds))}
     return ApiError(429, message, code=code, headers=headers)
 
@@ -73,7 +73,7 @@ def _raised(error: EdgewiseError, prompt: str | None) -> ApiError:
 
 
 def anthropic_body(error: ApiError) -> dict[str, Any]:
-    """Return an error reply in Anthropic's form; only an error about `thread` has `details`."""
+    """Return an error reply in Anthropic's form; `details` only if the faulty field is `thread`."""
     kind = _ANTHROPIC.get(error.status, error.kind)
     fields: dict[str, Any] = {"type": kind, "message": str(error)}
     if error.param == "thread":
@@ -97,7 +97,7 @@ _PROMPTS = {"/v1/chat/completions": "messages", "/v1/responses": "input", _MESSA
 
 
 def install(app: FastAPI) -> None:
-    """Make `app` send every error in the form of the API that was called."""
+    """Make `app` turn exceptions into error replies, in the form of the API that was called."""
 
     async def reply(request: Request, error: Exception) -> JSONResponse:
         path = request.url.path
@@ -116,7 +116,7 @@ def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
 
     Invalid requests and `UsageError`s become a 400, `CloudError`s a 502, other `EdgewiseError`s a
     500; an `HTTPException` keeps its status. Any other exception (a bug) becomes a 500 without
-    details. `prompt` is the request's field with the prompt: `param` if the prompt is too long.
+    details. If the prompt is too long, `param` is `prompt`: the name of the field that holds it.
     """
     if isinstance(error, ApiError):
         return error

@@ -1,4 +1,4 @@
-"""Memory of local texts (for trusted clouds only), to recognise them if sent back unmarked."""
+"""Remembers local texts, which only trusted clouds may see, to recognise them if sent unmarked."""
 
 import re
 import threading
@@ -66,7 +66,7 @@ def _plain(text: str) -> bytes:
 
 
 class LocalAnswer:
-    """Remembers how an answer to local messages begins: it is local too, and may be sent back."""
+    """Remembers how an answer to local messages begins, to recognise it if it is sent back."""
 
     def __init__(self, known: "LocalMessages", owner: str) -> None:
         self._known, self._owner = known, owner
@@ -101,11 +101,7 @@ class _Texts:
         self._inside: dict[int, dict[int, set[int]]] = {}
 
     def add(self, writer: str, plain: bytes) -> None:
-        """Remember a text, given as the bytes that are compared.
-
-        With a `writer` (a role) only a whole message of that role is recognised; with "" the text
-        is also found inside other messages.
-        """
+        """Remember `plain`: as a whole text of `writer` or, if that is "", also inside texts."""
         # Python's own hash: its key is random in each process, so no client can make two collide.
         key = writer, (len(plain), hash(plain))
         # The oldest is the first, and one that comes again is the newest.
@@ -126,10 +122,7 @@ class _Texts:
                     del self._inside[begin]
 
     def holds(self, writer: str, plain: bytes, search: _Search) -> bool:
-        """Return whether `plain` is a known text of `writer`, or contains one added without writer.
-
-        The answer is True, too, once `search` has no bytes left to compare.
-        """
+        """Whether `plain` is a text of `writer` or has one of "" inside; True if `search` ended."""
         if (writer, (len(plain), hash(plain))) in self._known:
             return True
         for at in range(len(plain) - LONG + 1 if self._inside else 0):
@@ -144,11 +137,12 @@ class _Texts:
 
 
 class LocalMessages:
-    """Remembers local messages (for trusted clouds only) as hashes, as long as the server runs.
+    """Remembers the texts of local messages as hashes, as long as the server runs.
 
-    A message is recognised by its own text and its owner (a key's name). Each owner has two stores:
-    at most `most` texts of requests whose answer has begun, and at most `most_asked` of all its
-    requests. Any thread may call.
+    A message is local if only trusted clouds (setting `trust`) may see it. Each owner, the name of
+    an API key ("" without a key file), has two stores: for at most `most` texts of requests whose
+    answer has begun, and for at most `most_asked` of all its requests. The oldest are forgotten
+    first. Any thread may call.
     """
 
     def __init__(self, *, most: int = KEPT, most_asked: int = ASKED) -> None:
@@ -169,11 +163,13 @@ class LocalMessages:
         """Return the messages, with `local` set in the first local message and in all that follow.
 
         A message is local if `local` is set in it, if it is the last and the argument `local` is
-        true, or if it is known: its text, or one of its `parts` (a list for each message), contains
-        a text of at least `LONG` bytes from an earlier local message or answer of this `owner` (an
-        API key's name), or equals a shorter one of the same role. Letters and digits are compared.
-        With `search` false, for a request that will be refused anyway, known texts are not looked
-        for. Local messages, but no system messages, are remembered for `owner`.
+        true, or if it repeats an earlier local text of `owner`: a message, or an answer's first
+        `BEGUN` bytes. Only letters and digits count, in its content, its calls' arguments and its
+        `parts` (a list of texts for each message). A message of `LONG` bytes or more, or an answer
+        of `BEGUN`, is found anywhere inside; a shorter one only as a whole text of the same writer,
+        assistant or not. Text that takes over `MOST_COMPARED` bytes to compare counts as local.
+        With `search` false, for a request that will be refused anyway, no repeats are looked for.
+        Remembers the local messages for `owner`, except system messages.
         """
         seen: list[Message] = []
         local_only = False
@@ -189,16 +185,13 @@ class LocalMessages:
         return seen
 
     def answered(self, messages: Iterable[Message], *, owner: str = "") -> None:
-        """Remember the local ones of a request's `messages`; called when its answer begins.
-
-        `owner` is the name of the client's API key ("" without a key file).
-        """
+        """Remember those of a request's messages that are local; called when its answer begins."""
         self._add(self._answered, owner, messages)
 
     def writing(self, text: str, *, owner: str = "") -> bool:
-        """Remember how a local answer for `owner` begins; `text` is what is written of it by now.
+        """Remember how a local answer for `owner` begins; `text` is all that is written so far.
 
-        Returns whether more is needed: `text` has fewer than `BEGUN` bytes of letters and digits.
+        Returns True while more is needed: `text` has under `BEGUN` bytes of letters and digits.
         """
         # Whatever has a longer beginning inside has this one.
         if letters := _letters(text)[:BEGUN]:

@@ -107,7 +107,7 @@ _turn = partial(turn, between="\n\n")
 
 
 class AnthropicTool(FunctionDefinition):
-    """A tool that the answer may call."""
+    """A tool that the answer may call; `parameters` is the JSON schema `input_schema`."""
 
     ignores = frozenset(
         {
@@ -127,7 +127,7 @@ AnyTool = Annotated[
 
 
 class AnthropicToolChoice(Strict):
-    """Which tools the answer may call or, with `any` or `tool`, has to call."""
+    """Which tools the answer may call or, with `any` or `tool` (the tool `name`), has to call."""
 
     type: Literal["none", "auto", "any", "tool"]
     name: Name | None = None
@@ -135,20 +135,20 @@ class AnthropicToolChoice(Strict):
 
 
 class OutputConfig(Strict):
-    """Options of the answer's form, such as a JSON schema."""
+    """Options of the answer's form: `format`, a JSON schema that it follows (None: plain text)."""
 
     ignores = frozenset({"effort"})
     format: TypedJsonSchema | None = None
 
 
 class ContextEdit(IgnoredObject):
-    """An edit that clears reasoning: it is ignored, while all other edits are refused."""
+    """An edit of the conversation that clears reasoning: it is ignored; other types are refused."""
 
     type: Annotated[str, Field(pattern=r"^clear_thinking_\d+$", max_length=100)]
 
 
 class ContextManagement(Strict):
-    """Edits of a long conversation; only those that clear reasoning are accepted."""
+    """Edits of a long conversation; only those that clear reasoning are accepted, and ignored."""
 
     edits: Annotated[list[ContextEdit], Field(max_length=10)] | None = None
 
@@ -233,7 +233,7 @@ async def count_tokens(body: CountRequest, request: Request, reply: Response) ->
 
 
 class MessagesWriter(EventWriter):
-    """The reply of `/v1/messages`: a message, or the events of its stream."""
+    """Writes the reply of `/v1/messages`: a message, or the events of its stream."""
 
     request: MessagesRequest
 

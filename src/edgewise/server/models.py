@@ -1,7 +1,7 @@
 """The server's model ids, and the translation of requests into calls of its `Pair` of models.
 
-The id `edgewise` is the pair with the server's settings; `edgewise@0.05` sets the cloud share,
-`edgewise:t0.3` a fixed threshold. With `edgewise:edge` or `edgewise:cloud` one model writes all.
+`edgewise` uses the server's settings, `edgewise@0.05` another cloud share (the cloud's part of all
+tokens), `edgewise:t0.3` a fixed threshold, `edgewise:edge` and `edgewise:cloud` one model alone.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def listed_ids(answering: Answering) -> list[str]:
 
 
 def policy_for(answering: Answering, model: str) -> Policy:
-    """Return the policy that a model id stands for: the server's own, but for what the id sets.
+    """Return the policy (when to ask the cloud) of a model id: the server's, changed by the id.
 
     The id may set a cloud share (`edgewise@0.05`), a fixed threshold (`edgewise:t0.3`) or one model
     (`edgewise:edge`). Raises `ApiError` 404 for an unknown id or `edgewise:cloud` without a cloud.
@@ -86,9 +86,9 @@ async def marked(
 ) -> list[Message]:
     """Return the messages of `turns`; `local` is set in those that only trusted clouds may see.
 
-    Local are the last message if the header `X-Edgewise-Cloud` or `options.cloud` is "none", each
-    that is marked itself or has a text that was local in an earlier request of the same key, and
-    all after a local one. Remembers their texts. Raises `ApiError` 400 for other header values.
+    These are any that is marked so or repeats an earlier local message or answer of the same key,
+    the last one if the header `X-Edgewise-Cloud` or `options.cloud` is "none", and all that follow
+    a local one. Remembers their texts. Raises `ApiError` 400 if the header has any other value.
     """
     said = request.headers.getlist(LOCAL_HEADER)
     if any(one.strip().lower() != "none" for one in said):
@@ -116,12 +116,12 @@ def decode_request(
     messages: Sequence[Message],
     format: ResponseFormat | None = None,
 ) -> DecodeRequest:
-    """Return the request to the pair; a field that `body` lacks gets the server's own setting.
+    """Return the request for the answer; a field that `body` lacks gets the server's own setting.
 
     `read` builds the prompt. `messages` is the conversation, as `marked` returns it; `format` is
     the answer's response format (None: plain text). Raises `ApiError` 404 for a model that the
-    server does not have, 400 for a field that needs `stream` or `logprobs` without it, and
-    `UsageError` if the cloud cannot do what the model id asks of it.
+    server does not have, 400 for a field that needs `stream` or `logprobs` if that is not set, and
+    `UsageError` if the cloud model cannot do what the model id (as "edgewise:cloud") means.
     """
     policy = policy_for(answering, body.model)
     # Here, too: once a stream has begun there is no status to refuse it by.

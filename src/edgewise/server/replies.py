@@ -39,9 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 class Item(msgspec.Struct):
-    """A part of an answer, as far as it is written: a text, or the tool call `call`.
+    """A part of an answer: the tool call that `call` begins or, if `call` is None, a text.
 
-    `index` counts items from 0. `text` is the text, or the call's arguments as JSON.
+    `index` counts from 0. `text` is the text, or the call's arguments as JSON, as far as written.
+    `id` is a random name, for the APIs that name the parts.
     """
 
     index: int
@@ -51,9 +52,12 @@ class Item(msgspec.Struct):
 
 
 class Writer(ABC):
-    """Base class of the writer of one reply, in the form of the API that was called.
+    """Base class of the writers of one reply, in the form of the API that was called.
 
-    `reply_with` calls `begun`, then `more` for each event and, unless chunks are streamed, `reply`.
+    `reply_with` sets `prompt_ids` (the prompt's) and `context` (that of the edge model, in tokens),
+    then calls `begun`, `more` for each event and, unless the chunks are streamed, `reply`. `calls`
+    finds the tool calls in the answer's text (None: there can be none), `items` are the parts of
+    the answer so far. `local`: only trusted clouds may see the conversation; the reply may say so.
     """
 
     end: ClassVar[str | None] = "[DONE]"
@@ -67,16 +71,10 @@ class Writer(ABC):
         calls: CallReader | None = None,
         local: bool = False,
     ) -> None:
-        """`calls` finds the tool calls in the answer's text; None: there can be none.
-
-        `local`: only trusted clouds may see the conversation; the writer may say so in the reply.
-        """
         self.request, self.calls, self.local = request, calls, local
         self.tokenizer = tokenizer
         self.prompt_ids: Sequence[int] = ()
-        """The ids of the prompt, set before anything is written."""
         self.context = 0
-        """Size of the edge model's context in ids, set before anything is written."""
         self.items: list[Item] = []
 
     @abstractmethod
@@ -99,7 +97,7 @@ class Writer(ABC):
         """Add an event's text to `items`; yield (item, text) for each text that is added.
 
         A new item is announced by (item, ""), before its first text. Text that may begin a tool
-        call is held back until that is certain.
+        call is held back until it is known whether it does.
         """
         parts: list[Part] = [Said(event.text)] if event.text else []
         if self.calls is not None:
@@ -114,7 +112,7 @@ class Writer(ABC):
                 yield self.items[-1], part.text
 
     def begin(self, call: CallBegun | None = None) -> Item:
-        """Append an empty item to `items` and return it: a tool call; a text if `call` is None."""
+        """Append a new item to `items` and return it: the tool call `call` or, if None, a text."""
         self.items.append(Item(len(self.items), call))
         return self.items[-1]
 
@@ -127,8 +125,8 @@ class Writer(ABC):
 class UsageCounts:
     """Token counts of an answer, for the field `usage` of each API.
 
-    `prompt`: its tokens; `cached`: those of them that were in the edge's KV cache before;
-    `written`: tokens of the answer. `own`: `Usage`'s other fields, a reply's field `edgewise`.
+    `prompt` counts the prompt's tokens, `cached` those of them found in the edge model's KV cache,
+    `written` the answer's. `own` is a dict of `Usage`'s other fields, for `usage.edgewise`.
     """
 
     def __init__(self, usage: Usage) -> None:
@@ -138,9 +136,9 @@ class UsageCounts:
 
 
 class ChunkWriter(Writer):
-    """Replies of `/chat/completions` and `/completions`, which have one choice.
+    """Base class of the writers for `/v1/chat/completions` and `/v1/completions`; one choice each.
 
-    `prefix` begins their `id`. `kind` is the `object` of a whole reply, `chunk_kind` of a chunk.
+    `prefix` begins a reply's `id`. Its `object` is `kind`, that of a stream's chunks `chunk_kind`.
     """
 
     prefix: ClassVar[str]
@@ -219,9 +217,9 @@ class ChunkWriter(Writer):
         return {"finish_reason": self.finish_reason(end), "stop_reason": end.stop}
 
     def chunk(self, choice: dict[str, Any], own: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return a chunk of one choice with the fields `choice`; `own` is its field `edgewise`.
+        """Return a chunk: its only choice has the fields `choice`, its field `edgewise` is `own`.
 
-        Logprobs and `own` (None: no such field) are also kept for the whole reply.
+        Logprobs and `own` (None: no field `edgewise`) are also kept for the whole reply.
         """
         made: dict[str, Any] = {**self._head, "object": self.chunk_kind}
         if self._with_usage:
@@ -272,7 +270,7 @@ class ChunkWriter(Writer):
 
 
 def candidates_of(token: Token) -> Sequence[Candidate]:
-    """Return the candidates of the model that wrote the token, best first; empty if unknown."""
+    """Return the likeliest ids by the model that wrote the token, best first; empty if unknown."""
     return token.cloud if token.source == "cloud" else token.edge
 
 
@@ -288,7 +286,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 
 class EventWriter(Writer):
-    """Replies of APIs whose streams are typed events, and whose answers are lists of items."""
+    """Base class of the writers for APIs with typed events, whose answers are lists of items."""
 
     end = None
 
@@ -328,7 +326,7 @@ class EventWriter(Writer):
 class EventStream(EventSourceResponse):
     """A response that streams what `writer` makes of `events`, and pings every `PING_SECONDS`.
 
-    `held`, the exit stack of the request's resources, is closed when the response ends.
+    `held` has the request's resources, such as its place in the queue; it is closed at the end.
     """
 
     def __init__(
@@ -372,9 +370,9 @@ async def _streamed(writer: Writer, events: AsyncGenerator[AnswerEvent]) -> Asyn
 async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) -> Response:
     """Return the response that `writer` makes of an answer: JSON, or a stream if asked for.
 
-    `decoding` is the request to the pair. It waits in the queue; its tokens count for `/metrics`
-    and the limits of its API key. The answer is stopped if the client leaves. Raises `ApiError` or
-    `EdgewiseError`; once a stream has begun, an error is sent as a chunk of it.
+    `decoding` is the request for the answer. It waits in the queue. The answer's tokens count for
+    `/metrics` and the API key's limits. The answer is stopped if the client leaves. Raises
+    `ApiError` or `EdgewiseError`; once a stream has begun, an error is sent as a chunk of it.
     """
     answering, caller = pair_of(request), caller_of(request)
     local = decoding.messages[-1].local
@@ -422,8 +420,8 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
 async def admitted(request: Request) -> AsyncGenerator[QueuePlace]:
     """Hold a place in the server's queue while the context is open; yield the place.
 
-    The request counts towards its API key's limits. Whoever acquires a slot by the place must
-    `release` it. Raises `ApiError` 429 if the queue is full or the key has reached a limit.
+    The request counts towards its API key's limits. Whoever calls `acquire` of the place must call
+    its `release`. Raises `ApiError` 429 if the queue is full or the key has reached a limit.
     """
     async with caller_of(request).entered(pair_of(request).queue) as place:
         yield place

@@ -1,8 +1,8 @@
 """Fields of requests. Every field is honoured, refused, or ignored and named in a header.
 
 A field is ignored if it changes no answer here, such as a label or a hint. Some fields, such as
-`n`, are accepted only with the value that changes nothing. The three chat APIs share the classes
-below; each of their requests is a `ConversationRequest`.
+`n`, are accepted only with the value that changes nothing. Requests of the three chat APIs
+(`/v1/chat/completions`, `/v1/responses`, `/v1/messages`) are `ConversationRequest`s.
 """
 
 import json
@@ -77,10 +77,7 @@ class _JsonRequest(Request):
 
 
 class JsonRoute(APIRoute):
-    """A route that checks the API key first, and refuses a JSON body with NaN in it.
-
-    Before it reads the body it raises `ApiError` 401 or 403 for the key, 415 for a compressed body.
-    """
+    """Route that checks the API key (401, 403), then refuses compression (415) and NaN (400)."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -117,7 +114,7 @@ class Strict(BaseModel, extra="allow", strict=True):
         return name in self.ignores
 
     def ignored_names(self) -> list[str]:
-        """Return the sorted names of this object's own ignored fields whose values are truthy."""
+        """Return the sorted names of the ignored fields of this object that have truthy values."""
         given = self.model_extra or {}
         # A client chose them, and they go into a header.
         return [shown(name) for name in sorted(given) if given[name]]
@@ -133,7 +130,7 @@ class IgnoredObject(Strict, extra="ignore"):
 
 
 class Returned(Strict):
-    """A part of an earlier answer, sent back: ignores unknown fields, but refuses `edgewise`."""
+    """A part of an earlier answer, sent back: unknown fields but `edgewise` are ignored."""
 
     def ignores_field(self, name: str) -> bool:
         # A mark that is not honoured here, since messages alone have it, must not be lost.
@@ -141,9 +138,9 @@ class Returned(Strict):
 
 
 def ignored(body: object, place: str = "") -> Iterator[str]:
-    """Yield the path of each ignored field in a request, such as `messages.name`.
+    """Yield the path of each ignored field of `body`, such as `messages.name`, without indices.
 
-    If `body` is only a part of a request, `place` is its path and a dot, such as `messages.`.
+    An ignored object is named by its type. `place` is the path of `body` in the request and a dot.
     """
     if isinstance(body, Strict):
         yield from (place + name for name in body.ignored_names())
@@ -169,7 +166,7 @@ _SAME_TYPES = {
 
 
 def by_type(default: str = "", *, others: bool = False) -> Discriminator:
-    """Return a discriminator for a pydantic union: an object's tag is its `type`, in brackets.
+    """Return a discriminator for a pydantic union: an object's tag is its `type` in parentheses.
 
     `default` is the type of an object that has none. With `others` every type but the default has
     the tag "(other)". Synonyms share a tag: the types `text` and `input_text` both have "(text)".
@@ -250,7 +247,7 @@ class ChatTurn(NamedTuple):
 
 
 def texts_in(content: str | Sequence[Strict | str] | None) -> list[str]:
-    """Return the texts in a message's content; none for "" or None. Other parts are skipped."""
+    """Return the texts in a message's content, without other parts; [] for "" or None."""
     parts = [content] if isinstance(content, str) and content else content or ()
     return [
         one if isinstance(one, str) else one.text
@@ -285,10 +282,7 @@ def turn(
 
 
 def limit_parts(turns: object) -> object:
-    """Return `turns`, a request's messages as given; a validator to run before pydantic's own.
-
-    Raises a validation error if they have more than `MAX_PARTS` parts and tool calls together.
-    """
+    """Return `turns`; raise a validation error for over `MAX_PARTS` parts and tool calls in all."""
     if isinstance(turns, list):
         # What is beyond is refused by the number of messages.
         first = cast(list[object], turns)[:MAX_MESSAGES]
@@ -307,7 +301,7 @@ def _parts(turn: object) -> list[object]:
 
 
 def max_entries(most: int) -> BeforeValidator:
-    """Return a validator that refuses a dict of more than `most` entries before looking at them."""
+    """Return a validator that refuses a dict of over `most` entries before reading them."""
 
     def few(given: object) -> object:
         if isinstance(given, dict) and len(cast(dict[object, object], given)) > most:
@@ -319,7 +313,11 @@ def max_entries(most: int) -> BeforeValidator:
 
 
 class RoleTurn(Strict):
-    """A message. The assistant's ignores unknown fields other than `audio` and `function_call`."""
+    """Base class of messages in a request.
+
+    `edgewise` {"cloud": "none"}: only trusted clouds may see this message and all that follow it.
+    An assistant's message ignores unknown fields, except `audio` and `function_call`.
+    """
 
     role: Any
     # If set, only trusted clouds may see the message and what follows it.
@@ -389,9 +387,9 @@ def response_format_of(
 ) -> ResponseFormat | None:
     """Return the response format of a request, tools included; None for plain text.
 
-    `choice` is "none", "auto" (also None) or "required"; with `only` the tool of that name has to
-    be called, also if `choice` is "auto". The answer may have several calls unless `parallel` is
-    False. Raises `ApiError` for "required" or `only` without tools, `UsageError` for invalid tools.
+    `choice` is "none", "auto" (also None) or "required" (call a tool). `only` names the one tool to
+    call, for any `choice` but "none". The answer may have several calls unless `parallel` is False.
+    Raises `ApiError` 400 for "required" or `only` without tools, `UsageError` for invalid tools.
     """
     if not tools and (only or choice == "required"):
         raise ApiError(400, "tool_choice needs tools.", param="tool_choice")
@@ -425,7 +423,7 @@ class EdgewiseOptions(Strict):
 
     With `provenance` the reply says of each token which model wrote it and why. With `pending` a
     stream also has the draft tokens that the edge model writes while it waits for the cloud model.
-    With `cloud` "none" the last message and all after it are local, for trusted clouds only.
+    With `cloud` "none" only trusted clouds may see the last message and all that follow it.
     """
 
     provenance: bool = False
@@ -453,15 +451,15 @@ class ModelRequest(Strict):
 
 
 class ConversationRequest(ModelRequest):
-    """A request of any of the chat APIs: it contains a conversation."""
+    """A request with a conversation, for one of the three chat APIs."""
 
     @abstractmethod
     def turns(self) -> Sequence[ChatTurn]:
-        """Return the messages in order, the system prompt among them; raises nothing."""
+        """Return the messages in order, the system prompt among them. Must not raise."""
 
     @abstractmethod
     def answer_format(self) -> ResponseFormat | None:
-        """Return the format and tools (None: plain text). Raises `ApiError` or `UsageError`."""
+        """Return format and tools, None for plain text. `ApiError` or `UsageError` if invalid."""
 
 
 class AnswerRequest(ModelRequest):
@@ -482,16 +480,16 @@ class AnswerRequest(ModelRequest):
 
     @property
     def candidates(self) -> int | None:
-        """How many likeliest alternatives per token the reply lists; None: it has no logprobs."""
+        """How many likeliest ids with logprobs to list for each token; None: no logprobs at all."""
         return None
 
 
 class ConversationAnswerRequest(ConversationRequest, AnswerRequest):
-    """A request of any of the chat APIs for the next answer of a conversation."""
+    """A request for the next answer of a conversation, for one of the three chat APIs."""
 
 
 class OpenAIRequest(AnswerRequest):
-    """The fields that `/v1/chat/completions` and `/v1/completions` share."""
+    """Fields added by `/v1/chat/completions` and `/v1/completions`; only neutral values pass."""
 
     ignores = frozenset({"user"})
     n: Literal[1] | None = None

@@ -43,7 +43,7 @@ from edgewise.server.requests import (
 
 
 class InputMessage(RoleTurn):
-    """A message; an earlier answer's message is sent back with its id and status."""
+    """A message of the conversation; `id` and `status`, which answers have, are ignored."""
 
     ignores = frozenset({"id", "status", "phase"})
     type: Literal["message"] = "message"
@@ -89,7 +89,7 @@ AnyTool = Annotated[
 
 
 class TextOptions(Strict):
-    """Options of the answer's form, such as a JSON schema."""
+    """Options of the answer's form: `format` is plain text, any JSON object, or a JSON schema."""
 
     ignores = frozenset({"verbosity"})
     format: (
@@ -175,7 +175,7 @@ _DEFAULTS: dict[str, Any] = {
 
 
 class ResponsesWriter(EventWriter):
-    """The reply of `/v1/responses`: a response object, or the events of its stream."""
+    """Writes the reply of `/v1/responses`: a response object, or the events of its stream."""
 
     _number = -1
 

@@ -41,7 +41,7 @@ class _Message(msgspec.Struct):
 
 
 class AnthropicServer(TextServer):
-    """The messages API for a cloud model: it cannot continue a begun answer, and takes no seed."""
+    """Anthropic's messages API for a cloud model: it cannot continue an answer, and has no seed."""
 
     name, reads, filters = "Anthropic messages", True, frozenset[str]()
 

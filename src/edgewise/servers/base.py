@@ -36,7 +36,7 @@ GREEDY: Mapping[str, Any] = {"temperature": 0}
 
 
 class Request(NamedTuple):
-    """An HTTP request: a POST of a JSON `body`, or a GET without; `ids` counts its token ids."""
+    """An HTTP request: a POST of the JSON `body` (None: a GET) with `ids` token ids in it."""
 
     path: str
     body: Mapping[str, Any] | None = None
@@ -51,10 +51,10 @@ MODELS = Request("/v1/models")
 
 
 class Fault(Exception):
-    """A server's reply that cannot be used.
+    """A server's reply that cannot be used; `sent` says what came instead, such as "a web page".
 
-    `sent` says what came instead, such as "a web page". A cloud's client then raises `error`, with
-    a `hint` on what to do and the name of the `setting` at fault; an edge's client, `EdgeError`.
+    The client of a cloud model raises `error` in its place, with a `hint` on what to do and the
+    name of the `setting` at fault, if known. The client of an edge server raises `EdgeError`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ def decoded(data: bytes, kind: type[_T]) -> _T:
 
 
 def optional(data: bytes | None, kind: type[_T]) -> _T | None:
-    """Return the JSON in `data` as an object of type `kind`, or None if `data` is not that."""
+    """Return the JSON in `data` as an object of type `kind`; None if `data` is None or not that."""
     try:
         return None if data is None else decoded(data, kind)
     except Fault:
@@ -110,7 +110,7 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class ListedModel(msgspec.Struct, frozen=True):
-    """An entry of `/v1/models`; `parent` is the base model of an adapter (LoRA).
+    """An entry of `/v1/models`; `parent` is the base model of a LoRA adapter, else None.
 
     `meta` (sizes) comes from llama-server, `root` (model path) and `max_model_len` from vLLM.
     """
@@ -124,7 +124,7 @@ class ListedModel(msgspec.Struct, frozen=True):
 
     @property
     def described(self) -> Described:
-        """The model's name and vocabulary size, as a `Described`."""
+        """The model's name and vocabulary size; the size is None if the entry has no `meta`."""
         return Described(self.id, self.meta.n_vocab if self.meta else None)
 
 
@@ -135,7 +135,7 @@ class ListedModels(msgspec.Struct, frozen=True):
 
 
 def named(names: Sequence[str], model: str | None) -> str | None:
-    """Return `model`, else `model:latest` (Ollama), if it is among `names`; None if neither is."""
+    """Return `model`, or else `model:latest` (as in Ollama), if it is in `names`; None if not."""
     return next((name for name in (model, f"{model}:latest") if name and name in names), None)
 
 
@@ -152,11 +152,12 @@ class _Text(msgspec.Struct):
 
 
 class Wanted(NamedTuple):
-    """A request to a cloud model in ids: continue `ids` with `n` tokens, or score the last `n`.
+    """A request to a cloud model in ids: continue `ids` with `n` tokens, or score the last `n` ids.
 
-    `model` is the served model's name, None to leave it to the server. `drawn` holds sampling
-    fields such as `temperature`. `session` is a key by which a load balancer finds the replica that
-    has the prefix in its cache. `salt` separates the prefix caches of tenants.
+    To score an id is to report its logprob. `model` is the served model's name (None: the server
+    chooses). `drawn` holds sampling fields such as `temperature`. By the key `session` a load
+    balancer finds the replica that has the prefix in its cache. Only requests with the same cache
+    `salt` share a prefix cache (None: no salt is sent).
     """
 
     ids: Sequence[int]
@@ -170,10 +171,11 @@ class Wanted(NamedTuple):
 class IdServer(ABC):
     """Description of a server that takes and returns token ids, for a cloud model.
 
-    `owner` is the `owned_by` of its entries in `/v1/models`. `verifies`: `score` is implemented.
-    `reads_once`: a verification is billed as one prompt, not as one for each token. `salts`:
-    requests may carry a cache salt. `names`: every request must name the model. `adapts`: a request
-    that names a LoRA adapter is answered by that adapter, not by its base model.
+    `name` is its name in messages, `owner` the `owned_by` of its models in `/v1/models`.
+    `verifies`: `score` is implemented. `reads_once`: a verification is billed as one prompt, not as
+    one for each token. `salts`: requests may carry a cache salt. `names`: every request must name
+    the model. `adapts`: a request that names a LoRA adapter is answered by that adapter, not by its
+    base model. Methods that read a reply raise `Fault` if it cannot be used.
     """
 
     name: ClassVar[str]
@@ -193,16 +195,13 @@ class IdServer(ABC):
         """Return the completion in a reply to `complete`. Raises `Fault`."""
 
     def score(self, asked: Wanted) -> Request:
-        """Return the request to score the last `asked.n` ids, if the server `verifies`.
-
-        For each position the reply has the scored id's logprob, and the likeliest id with its own.
-        """
+        """Return the request for logprobs of the last `asked.n` ids and of the likeliest ids."""
         raise NotImplementedError
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
         """Return a `Completion` whose `verified` has a verdict on each of the scored ids (`block`).
 
-        A verdict is the id's logprob, and the likeliest id with its own. Raises `Fault`.
+        A verdict is the id's logprob, and the likeliest id with its logprob. Raises `Fault`.
         """
         raise NotImplementedError
 
@@ -229,9 +228,9 @@ class IdServer(ABC):
 class TextContinuation(NamedTuple):
     """A reply's `text`, which continues an answer. Some APIs repeat the answer's beginning in it.
 
-    `ended` is True if the model ended its answer, False if the text was cut. The others are token
-    counts by the provider, None if not reported: of the `prompt`, of its part that came from the
-    provider's cache (`cached`), and of the text (`written`).
+    `ended` is True if the model ended its answer, False if the text was cut. The others are the
+    provider's token counts, None if not reported: of the `prompt`, of the part of the prompt that
+    came from the provider's cache (`cached`), and of the text (`written`).
     """
 
     text: str
@@ -244,9 +243,10 @@ class TextContinuation(NamedTuple):
 class WantedText(NamedTuple):
     """A request for at most `n` tokens that continue an answer to the messages `turns`.
 
-    `turns` are dicts with role and content. `text` is the beginning of the answer; for a server
-    that takes prompts (`TextServer.prompts`), it is the rendered prompt with that beginning.
-    `drawn` holds sampling fields such as `temperature`. The answer must fit a given JSON `schema`.
+    `turns` are dicts with role and content. `text` is the beginning of the answer, maybe ""; for a
+    server that takes prompts (`TextServer.prompts`), it is the rendered prompt with that beginning.
+    `drawn` holds sampling fields such as `temperature`. `schema` is the JSON schema that the answer
+    must fit (None: any answer); servers without a field for it ignore it.
     """
 
     model: str
@@ -260,12 +260,12 @@ class WantedText(NamedTuple):
 class TextServer(ABC):
     """Description of a server that takes and returns text: a cloud model of any vocabulary.
 
-    `owner` is the `owned_by` of its entries in `/v1/models` ("" if that varies). `prompts`: it
-    takes the prompt as one text, not as messages. `renders`: Edgewise applies the chat template,
-    for which it needs the model's tokenizer. `names`: every request must name the model. `reads`:
-    it cannot continue an answer that was begun, and is only asked for whole replies. `filters`: the
-    sampling filters that it has besides top-p. `base`: the path in place of `/v1` in requests
-    with a body ("" for `/v1` itself); the request that lists models has no body.
+    `name` is its name in messages, `owner` the `owned_by` of its models in `/v1/models` ("" if that
+    varies). `prompts`: it takes the prompt as one text, not as messages. `renders`: Edgewise
+    applies the chat template, for which it needs the model's tokenizer. `names`: every request must
+    name the model. `reads`: it cannot continue a begun answer, and is only asked for whole replies.
+    `filters`: its sampling filters besides top-p. `base`: what replaces `/v1` in the paths of POST
+    requests ("": nothing does). Methods that read a reply raise `Fault` if it cannot be used.
     """
 
     name: str
@@ -288,8 +288,9 @@ class TextServer(ABC):
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
         """Return fields to add to the request: for each purpose a list of alternatives.
 
-        The first purpose is to switch reasoning off. Of each list the client adds the first
-        alternative that the API has not declined. An empty last one adds nothing.
+        The client adds the first alternative of each list that the API has not declined; `{}` as
+        the last adds nothing. If the API declines its first request but names no field, the client
+        tries the next alternative of the first list, which should be there to disable reasoning.
         """
         return ()
 
@@ -298,9 +299,9 @@ class TextServer(ABC):
         return {"Authorization": f"Bearer {key}"} if key else {}
 
     def template(self, turns: list[dict[str, Any]], *, thinks: bool) -> Request | None:
-        """Return the request to render `turns` by the chat template; None if the server cannot.
+        """Return the request to render messages by the chat template; None if the server cannot.
 
-        `thinks`: the answer begins with a block of reasoning.
+        `turns` are dicts with role and content. `thinks`: the answer begins with reasoning.
         """
         return None
 
@@ -309,7 +310,7 @@ class TextServer(ABC):
         raise NotImplementedError
 
     def control(self, text: str) -> str | None:
-        """Return the first part of `text` that the server reads as a control token, if any."""
+        """Return the first part of `text` that the server reads as a control token, else None."""
         return None
 
 
@@ -328,8 +329,8 @@ class Event(NamedTuple):
     """A part of a streamed answer: its tokens (`rows`) and their joint `text`, if it is sent.
 
     `ended`: the model ended its answer here. `over`: the stream sends nothing more. `so_far`: how
-    many tokens the server has written in all, if it reports that; None otherwise. If these are more
-    than the rows so far, the stream left tokens out.
+    many tokens the server has written in all (None: not reported); if that is more than the number
+    of rows received, the stream left tokens out.
     """
 
     rows: Sequence[NextToken] = ()
@@ -359,11 +360,11 @@ class ServedModel(NamedTuple):
 
 
 class WantedStream(NamedTuple):
-    """A request to an edge server: at most `tokens` greedy tokens after `prompt`.
+    """A request to an edge server: at most `tokens` greedy tokens after `prompt` (ids or text).
 
-    `top` is how many candidates to report for each. `seed` does not affect greedy decoding: by it a
-    session finds its own requests in the server's list of slots (`EdgeServer.slots`). With `stream`
-    False the reply comes whole.
+    `top` is how many candidates (likeliest tokens, with logprobs) to report for each. `seed` does
+    not affect greedy decoding: by it a session finds its own requests in the server's list of slots
+    (`EdgeServer.slots`). With `stream` False the reply comes whole.
     """
 
     model: ServedModel
@@ -377,11 +378,12 @@ class WantedStream(NamedTuple):
 class EdgeServer(ABC):
     """Description of a server that runs the edge model and streams greedy tokens with candidates.
 
-    `program` is its name in messages. `top` is how many candidates are requested by default, `most`
-    how many the server reports at most. `takes_text`: it continues a text, not ids. `joins`: for a
-    character of several tokens it reports candidates of the last token only. `chunk`: how many
-    tokens to request at a time if only whole replies have candidates, else None. `asks` are the
-    requests that identify the program: if the first gets no status 200, it is another program.
+    Candidates are the likeliest tokens at a position, with logprobs: `top` are requested by
+    default, at most `most` are reported. `program` is the server's name in messages. `takes_text`:
+    it continues a text, not ids. `joins`: for a character of several tokens it reports candidates
+    of the last token only. `chunk`: how many tokens to request at a time if only whole replies have
+    candidates, else None. `asks` are the requests that identify the program: if the first gets no
+    status 200, it is another program. Methods that read a reply raise `Fault` if it cannot be used.
     """
 
     program: ClassVar[str]
@@ -398,9 +400,9 @@ class EdgeServer(ABC):
     ) -> ServedModel | None:
         """Return the `model` served at `url`; None if the server runs another program.
 
-        `replies` are those to `asks`, None for one whose status was not 200. With `model` None the
-        server must have only one. `context` is the wanted context in tokens (None: the server's).
-        Raises `UsageError` for a model or a context that the server does not have.
+        `replies` are the bodies of the replies to the requests `asks`, None unless the status was
+        200. With `model` None the server must have only one. `context` is the wanted context in
+        tokens (None: the server's). Raises `UsageError` if it lacks this model or this context.
         """
 
     @abstractmethod
@@ -409,20 +411,20 @@ class EdgeServer(ABC):
 
     @abstractmethod
     def streamed(self, data: bytes) -> Event | None:
-        """Return the event in a line or a whole reply; None if a line has none. Raises `Fault`."""
+        """Return the event in a whole reply or one line of a stream; None if a line has none."""
 
     @abstractmethod
     def metered(self, data: bytes) -> tuple[int, int | None]:
-        """Return from a whole reply how many tokens the prompt had, and how many were computed.
+        """Return, from a whole reply, how many tokens the prompt had and how many were computed.
 
-        All others came from the KV cache. If unreported, they are 0 and None. Raises `Fault`.
+        The others came from the KV cache. Counts that are not reported are 0 and None.
         """
 
     def single(self, asked: WantedStream, end: int) -> Request | None:
-        """Return the request for one token of which the stream reported no candidates.
+        """Return a request for one token whose candidates the stream left out; None if needless.
 
-        `asked` wants that one token, as a whole reply. `end` is the end-of-sequence id. None: no
-        special request is needed; the ordinary stream is requested again from that token on.
+        `asked` is the ordinary request for that token, as a whole reply; `end` is the
+        end-of-sequence id. With None, the stream is requested again from that token on.
         """
         return None
 
@@ -430,27 +432,27 @@ class EdgeServer(ABC):
     """The request that lists the server's slots; None if it has no such list."""
 
     def slots(self, data: bytes | None) -> list[tuple[object, int | None]]:
-        """Return (seed, tokens written if known) of each working slot in a reply to `busy`."""
+        """Return (seed, tokens written or None) of each busy slot, from the reply to `busy`."""
         return []
 
     def loaded(self, model: ServedModel) -> Sequence[Request]:
-        """Return requests to send once the server has loaded the model, for `context` to read."""
+        """Return the requests to send once the model is loaded; `context` reads their replies."""
         return ()
 
     def context(self, model: ServedModel, *replies: bytes | None) -> tuple[int, str]:
-        """Return the most ids of prompt and answer, and which settings of the model are ignored.
+        """Return the most ids of prompt and answer together, and the model's unused settings.
 
-        Both come from the `replies` to `loaded`. The settings are those that the server keeps with
-        the model and Edgewise does not use, as text such as "TEMPLATE, SYSTEM". Raises `UsageError`
-        if the wanted context is larger than the server's.
+        `replies` are those to `loaded` (None: not status 200). The settings are kept with the model
+        by the server and not used by Edgewise, as text such as "TEMPLATE, SYSTEM". Raises
+        `UsageError` if the wanted context (`model.context`) is larger than the server's.
         """
         return model.context, ""
 
 
 def chosen(url: str, model: str | None, names: Sequence[str]) -> str:
-    """Return which of the served `names` is `model`; without a model, the only name.
+    """Return which of the served `names` is `model` or `model:latest`; with None, the only name.
 
-    Raises `UsageError` about the server at `url` if it serves no such model, or not exactly one.
+    Raises `UsageError` about `url` if it serves no such model or, with None, not exactly one.
     """
     if model is None and len(names) == 1:
         return names[0]
@@ -466,7 +468,7 @@ def chosen(url: str, model: str | None, names: Sequence[str]) -> str:
 
 
 def fitting(wanted: int | None, held: int | None) -> int:
-    """Return the context in tokens: `wanted`, else the server's own (`held`), else `CONTEXT`.
+    """Return the context in tokens: `wanted`, else the server's own (`held`), else 4,096.
 
     Raises `UsageError` if `wanted` is more than `held`.
     """

@@ -1,4 +1,4 @@
-"""Chat APIs in OpenAI's form (`/chat/completions`); a table lists where they differ."""
+"""Chat APIs in OpenAI's form (`/chat/completions`); constants such as `MISTRAL` describe each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,11 +20,11 @@ _OFF = {"top_k": 0, "min_p": 0, "top_p": 1}
 class ChatServer(OpenAiReplies):
     """A chat API that continues an answer: its beginning is sent as the last, assistant's message.
 
+    `name` is its name in messages, `owner` the `owned_by` of its models ("" if that varies).
     `begun` are request fields, and `last` fields of the last message, that make the API continue
-    that message. `quiet` are the fields that switch reasoning off. `filters` names the sampling
-    filters that the API has besides `top_p`; they are sent only where they have an effect, unless
-    `always`. `seed` is the API's name for the seed (None: it has none). `base` replaces `/v1` in
-    consults (requests to the cloud model).
+    that message. `quiet` are the fields that switch reasoning off. `filters` names its sampling
+    filters besides `top_p`, sent only where they have an effect, unless `always`. `seed` is the
+    API's name for the seed (None: it has none). `base` replaces `/v1` in POST requests (unless "").
     """
 
     name: str
@@ -46,7 +46,7 @@ class ChatServer(OpenAiReplies):
         return Request(_PATH, body if asked.drawn == GREEDY else {**body, **self._drawn(asked)})
 
     def forms(self, asked: WantedText) -> Sequence[Sequence[Fields]]:
-        """Return fields for two purposes: reasoning off, and the seed (greedy: temperature 0)."""
+        """Return optional fields: to switch reasoning off, and the seed (greedy: temperature 0)."""
         seed = {self.seed: asked.drawn["seed"]} if self.seed and asked.drawn != GREEDY else {}
         return (self.quiet, {}), (GREEDY if asked.drawn == GREEDY else seed, {})
 
@@ -60,14 +60,14 @@ class ChatServer(OpenAiReplies):
 
 
 def temperature_of(drawn: Mapping[str, Any]) -> Fields:
-    """Return `temperature` and, if below 1, `top_p` of `drawn`, fields of a request with both."""
+    """Return from the sampling fields `drawn` only `temperature` and, if below 1, `top_p`."""
     # Some models take one of the two at most.
     filters = {} if drawn["top_p"] == 1 else {"top_p": drawn["top_p"]}
     return {"temperature": drawn["temperature"], **filters}
 
 
 class OpenAiServer(OpenAiReplies):
-    """Requests to and replies of OpenAI's chat API, as Gemini, OpenRouter and most others have it.
+    """OpenAI's chat API, which Gemini, OpenRouter and most others have too.
 
     It cannot continue a begun answer, so it verifies passages or writes whole answers.
     """

@@ -1,7 +1,4 @@
-"""Settings of HTTP clients, and plain words for connection errors.
-
-An edge server's client verifies TLS, keeps no cookie, follows no redirect and uses no proxy.
-"""
+"""Settings of HTTP clients, verification of TLS certificates, and words for connection errors."""
 
 import os
 import socket
@@ -46,9 +43,9 @@ _WHY: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def tls_of(url: str) -> ssl.SSLContext:
-    """Return what a connection to `url` verifies certificates with; for http it trusts nobody.
+    """Return the TLS context for connections to `url`; that of an http:// URL trusts nobody.
 
-    `SSL_CERT_FILE` and `SSL_CERT_DIR` name other authorities than the machine's.
+    The environment's `SSL_CERT_FILE` and `SSL_CERT_DIR` replace the machine's authorities.
     """
     if urlsplit(url).scheme != "https":
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -67,8 +64,8 @@ def client_options(
 ) -> dict[str, Any]:
     """Return the arguments of an httpx client of `url` that sends `key`, if any, as bearer token.
 
-    Without a `timeout` it waits without limit. Cookies are refused; proxies of the environment and
-    ~/.netrc are not used.
+    Without a `timeout` it waits without limit. It verifies TLS certificates, keeps no cookies,
+    follows no redirects, and uses neither the environment's proxies nor ~/.netrc.
     """
     bearer = {"Authorization": f"Bearer {key}"} if key else {}
     return {

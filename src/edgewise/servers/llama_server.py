@@ -80,7 +80,7 @@ class _Generation(msgspec.Struct):
 
 
 class Props(msgspec.Struct):
-    """A reply of `/props`; `n_ctx` in its settings is the context of one slot."""
+    """A reply of `/props`; `default_generation_settings` has the context of one slot (`n_ctx`)."""
 
     model_path: str | None = None
     total_slots: Annotated[int, msgspec.Meta(ge=1, le=65_536)] | None = None
@@ -103,9 +103,10 @@ class _Prompt(msgspec.Struct):
 
 
 class LlamaCppServer(IdServer, EdgeServer):
-    """llama-server, by token ids, for a cloud or an edge model.
+    """llama-server, asked by token ids, as the server of a cloud or an edge model.
 
-    It has no cache salt and no request priority; each slot has a prefix cache of its own.
+    It has no cache salt and no request priority; each slot has a prefix cache of its own. Methods
+    that read a reply raise `Fault` if it cannot be used.
     """
 
     name, owner, verifies = "llama-server", "llamacpp", True
@@ -140,7 +141,7 @@ class LlamaCppServer(IdServer, EdgeServer):
         )
 
     def score(self, asked: Wanted) -> Request:
-        """Return a request that makes the server write the last `asked.n` ids, one decode each."""
+        """Return the request to score the last `asked.n` ids; it takes a decode step for each."""
         # It reports no logprobs of a prompt, but those of the tokens it writes, before sampling. So
         # a grammar forces it to write these. An end token is no part of a grammar, but may be
         # written where one ends: a bias makes the server do so.
@@ -155,15 +156,12 @@ class LlamaCppServer(IdServer, EdgeServer):
         return verification_of(block, self.completed(data), written=len(block))
 
     def is_inside(self, data: bytes, token: int) -> bool:
-        """Return whether a reply to `score` has `token` alone, and no logprobs of it.
-
-        This is what the server sends for a token that ends inside a character. Raises `Fault`.
-        """
+        """Return whether a reply to `score` lacks logprobs, as `token` ends inside a character."""
         reply = decoded(data, _Reply)
         return reply.tokens == [token] and not reply.completion_probabilities
 
     def score_inside(self, asked: Wanted) -> Request:
-        """Return the request that scores the last of `asked.ids` where `score` could not."""
+        """Return the request to score the last of `asked.ids` if it ends inside a character."""
         # Made to write ASCII instead, the server reports candidates, and the id may be one of them.
         plain = {**GREEDY, "grammar": "root ::= [ -~]+"}
         request = self.complete(asked._replace(ids=asked.ids[:-1], n=1, drawn=plain))
@@ -192,7 +190,7 @@ class LlamaCppServer(IdServer, EdgeServer):
         return reply.id_slot, reply.timings.cache_n
 
     def props(self, model: str | None) -> Request:
-        """Return the request for the properties (`Props`) of the server, or of a given `model`."""
+        """Return the request for the properties (`Props`) of `model` (None: of the server)."""
         return Request(f"/props?{urlencode(_named(model))}".removesuffix("?"))
 
     def tokenize(self, text: str, model: str | None) -> Request:
@@ -289,7 +287,7 @@ class LlamaCppText(TextServer):
 
 
 def ordered(drawn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the sampling fields `drawn`; unless greedy, with llama-server's field `samplers`."""
+    """Return the sampling fields `drawn` and, unless greedy, `samplers`: the order of their use."""
     if "top_p" not in drawn:
         return drawn
     # In the order in which Edgewise applies them, the temperature first.

@@ -91,7 +91,7 @@ class _Generated(msgspec.Struct):
 
 
 class OllamaServer(EdgeServer):
-    """Ollama as the server of an edge model, by raw text prompts. It keeps models as GGUF."""
+    """Ollama as the server of an edge model, by text prompts to which it adds no chat template."""
 
     program, top, most, takes_text, joins = "Ollama", 20, 20, True, True
     asks = (Request("/api/tags"),)
@@ -159,7 +159,7 @@ class OllamaServer(EdgeServer):
 
 
 class OllamaText(TextServer):
-    """Ollama as the server of a cloud model; a prompt that is too long is declined."""
+    """Ollama as the server of a cloud model. A prompt that is too long is declined, not cut."""
 
     name = "Ollama"
 

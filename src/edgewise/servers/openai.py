@@ -102,7 +102,7 @@ class _Reply(msgspec.Struct):
 
 
 class OpenAiReplies(TextServer):
-    """Base of servers whose replies, to a chat or to a prompt, have OpenAI's form."""
+    """Base class of servers whose replies, to a chat or to a prompt, have OpenAI's form."""
 
     def continued(self, data: bytes) -> TextContinuation:
         reply = decoded(data, _Reply)
@@ -117,7 +117,7 @@ class OpenAiReplies(TextServer):
 
 
 class CompletionsServer(OpenAiReplies):
-    """A server of a cloud model that takes the prompt as one text, by `/v1/completions`."""
+    """A cloud model that takes the prompt as one text, by OpenAI's `/v1/completions`."""
 
     name, prompts, renders = "completions", True, True
 
@@ -214,10 +214,10 @@ class VllmServer(IdServer, LmStudioServer):
         )
 
     def score(self, asked: Wanted) -> Request:
-        """Return a request with one prompt for each of the last `asked.n` ids: the ids before it.
+        """Return a request with one prompt for each of the last `asked.n` ids: all ids before it.
 
-        vLLM writes one token after each; the scored id's logprob is there if it is in the top 20.
-        Each prompt has one id more than the one before, and is billed as a prompt of its own.
+        vLLM writes one token after each prompt, and reports the logprobs of the 20 likeliest ids
+        there. Each prompt has one id more than the one before, and is billed on its own.
         """
         ids = asked.ids
         prompts = [ids[:end] for end in range(len(ids) - asked.n, len(ids))]
@@ -225,7 +225,7 @@ class VllmServer(IdServer, LmStudioServer):
         return one.having(prompt=prompts, logprobs=_MOST)._replace(ids=sum(map(len, prompts)))
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
-        """Return the verdicts on the ids in `block`, as `IdServer.scored` describes.
+        """Return a `Completion` whose `verified` has a verdict on each of the scored ids (`block`).
 
         An id outside the 20 likeliest gets the logprob of the 20th, as a bound. Raises `Fault`.
         """

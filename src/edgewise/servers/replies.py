@@ -50,7 +50,7 @@ class Meter(msgspec.Struct):
 
     @property
     def written(self) -> int | None:
-        """Output tokens billed; None if not reported."""
+        """Output tokens billed, those of reasoning too; None if not reported."""
         if self.completion_tokens is None or self.prompt_tokens is None:
             return self.completion_tokens
         # Gemini counts those of its reasoning in the total alone.
@@ -95,7 +95,7 @@ def has_ended(reason: str | None) -> bool:
 def was_ended(reason: str | None) -> bool:
     """Return True if the model ended its answer, False if the text was cut at its limit.
 
-    Raises `Fault` as `has_ended` does, and for a `reason` that is neither.
+    Raises `Fault` for any other `reason`, such as a content filter, a tool call or an error.
     """
     ended = has_ended(reason)
     if not ended and reason not in _CUT:
@@ -116,7 +116,7 @@ def completion_of(
     """Return a `Completion` of `ids`.
 
     `logprobs` is empty if they are unknown. `tops` has the candidates (id, logprob) of each id, in
-    any order; the `TOP` likeliest stay. `stopped`: the model ended its answer; then `logprobs` and
+    any order; the 5 likeliest are kept. `stopped`: the model ended its answer; then `logprobs` and
     `tops` may have one item more, for the end token, which is dropped. `prompt` and `cached` are
     the engine's counts of prompt tokens, and of those from its cache; `seconds` is its own time.
     """
@@ -139,9 +139,9 @@ def completion_of(
 def verification_of(ids: Sequence[int], told: Completion, *, written: int) -> Completion:
     """Return a `Completion` whose `verified` has the verdict (`Verified`) on each of `ids`.
 
-    `told` is the engine's report, a completion as if the engine had written `ids`. `written` is how
-    many tokens it bills as written. Raises `Fault` if the report is on other ids, or lacks
-    the logprob or the candidates of one.
+    `told` is the engine's report, a completion as if it had written `ids`. `written` is how many
+    output tokens it bills. Raises `Fault` if the report is on other ids, or lacks the logprob or
+    the candidates of one.
     """
     verified = tuple(
         Verified(max(logprob, LEAST), top[0].id, top[0].logprob)
@@ -157,9 +157,10 @@ def verification_of(ids: Sequence[int], told: Completion, *, written: int) -> Co
 
 
 def logprob_of(token: int, top: Sequence[tuple[int, float | None]], most: int) -> float | None:
-    """Return the logprob of `token` in `top`, else that of the least likely candidate as a bound.
+    """Return the logprob of `token` among the candidates `top`, which are (id, logprob).
 
-    None for a token outside `top` if fewer than the `most` candidates requested have a logprob.
+    If it is not among them, return the lowest logprob there, an upper bound; or None if fewer than
+    `most`, the number requested, have a logprob.
     """
     known = {one: value for one, value in top if value is not None}
     return known.get(token, min(known.values()) if len(known) >= most else None)
@@ -215,7 +216,7 @@ def words_of(said: object) -> str:
     """Return the error message in the body of an API's reply, at most 200 characters long.
 
     `said` is the body as bytes, or a JSON value from it. The message is under "error", "message" or
-    "detail", also in an object within. Without these, or without JSON, it is the whole body.
+    "detail", in an object there as well. Without these, or without JSON, it is the whole body.
     """
     if isinstance(said, bytes):
         try:

@@ -51,7 +51,7 @@ class SglangServer(IdServer):
         return _told(reply.output_ids, meta.output_token_logprobs, meta.output_top_logprobs, meta)
 
     def score(self, asked: Wanted) -> Request:
-        """Return a request that computes, in one prefill, logprobs of the last `asked.n` ids."""
+        """Return the request for the logprobs of the last `asked.n` ids; it takes one prefill."""
         # The first id of the scored range gets no logprob, so the range begins one id earlier.
         start = len(asked.ids) - asked.n - 1
         parameters = {"max_new_tokens": 1, **GREEDY}

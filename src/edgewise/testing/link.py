@@ -30,8 +30,8 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     """The quality of an emulated link.
 
     `round_trip` is in seconds; `bandwidth` in bits a second (0: unlimited), for each connection and
-    direction. `loss` is the fraction of packets lost, from 0 to 1. As in TCP, no bytes are missing:
-    those of a lost packet, and all later ones, come max(0.2 s, 2 round trips) later.
+    direction. `loss` is the fraction of packets lost, from 0 to 1. As in TCP, all bytes come, in
+    order: a piece (up to 16 KiB) with a lost packet comes max(0.2 s, 2 round trips) later.
     """
 
     round_trip: float = 0.0
@@ -42,9 +42,9 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 class Link:
     """An emulated link: forwards TCP connections from a local `port` to `target` (host, port).
 
-    It runs in a thread of its own until `close`. `quality` may be changed at any time, `target` for
-    new connections. `connections` counts those accepted so far, `up` and `down` the bytes received
-    from clients and from the target.
+    It runs in a thread of its own until `close`. `quality` may be changed at any time; a change of
+    `target` is for new connections. `connections` counts the connections accepted so far, `up` the
+    bytes received from clients, `down` those received from the target.
     """
 
     def __init__(self, host: str, port: int, quality: Quality | None = None, seed: int = 0) -> None:
@@ -65,7 +65,7 @@ class Link:
 
     @property
     def url(self) -> str:
-        """The URL of the link's local end, with http."""
+        """The URL of the link's local end: http://127.0.0.1 with its port."""
         return f"http://127.0.0.1:{self.port}"
 
     def cut(self) -> None:
@@ -81,14 +81,14 @@ class Link:
         self._portal.call(self._restore)
 
     def stall(self) -> None:
-        """Let no byte through any more until `restore`; connections stay open."""
+        """Let no byte through until `restore`; connections stay open, and new ones are accepted."""
         self._portal.call(self._open.clear)
 
     def spoil(self, how: Spoil, *, hang_up: bool = False) -> None:
         """Replace the next piece of bytes from the target, on any connection, by `how(piece)`.
 
-        A piece has at most 16 KiB; only one is replaced. With `hang_up` its client gets the result
-        and nothing more, and is then disconnected.
+        A piece has at most 16 KiB; later pieces are not replaced. With `hang_up`, the client is
+        sent the result and nothing more, and is disconnected.
         """
         self._spoil, self._hangs_up = how, hang_up
 

@@ -1,4 +1,4 @@
-"""A scripted cloud model for tests: a script decides its tokens, a function its failures."""
+"""A scripted cloud model for tests: one function computes its logits, another its failures."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ Failing = Callable[[int], CloudError | None]
 class ScriptedCloud(CloudModel):
     """A cloud model whose logits come from a `Script`, a function of the ids so far.
 
-    For assertions, `asks` has (ids, number of tokens asked for) of each consult (request to the
-    model), `prefetched` the ids of each prefetch; `opened` and `closed` count sessions.
+    For assertions, `asks` lists (ids, number of tokens asked for) of each consult, `prefetched` the
+    ids of each prefetch (ids sent ahead of a consult); `opened` and `closed` count sessions.
     """
 
     prefetches = True
@@ -44,8 +44,8 @@ class ScriptedCloud(CloudModel):
         """`script` gives the logits of each token, `fault` the error of each consult, or None.
 
         Every reply and failure comes after `delay` seconds. With `candidates` above 0 each token
-        has its logprob and so many likeliest ids, else neither. `verifies`: it can verify drafts.
-        `tokenizer` is the model's own (None: that of a `ScriptedEdge`).
+        has its logprob and so many likeliest ids, else neither. `verifies`: it can verify draft
+        tokens. `tokenizer` is the model's own (None: that of a `ScriptedEdge`).
         """
         self.name, self.script, self.fault = "scripted", script, fault
         self.delay, self.candidates, self.verifies = delay, candidates, verifies

@@ -1,6 +1,6 @@
 """A scripted edge model: deterministic and instant, for tests or to try a router or a cloud model.
 
-Its vocabulary is the 256 bytes and two end-of-sequence tokens: a text's UTF-8 bytes are its ids.
+Its ids are the 256 byte values, of which a text's UTF-8 is made, and two end-of-sequence tokens.
 """
 
 import hashlib
@@ -31,8 +31,8 @@ Script = Callable[[Sequence[int]], Floats]
 def replying(text: str, *, prompt: str, unsure: Sequence[int] = ()) -> Script:
     """Return a script (a function from ids to logits) that answers `prompt` with `text`, then EOS.
 
-    Of `prompt` only the length counts. The logits leave no doubt about a token, except at the byte
-    offsets of `text` that `unsure` lists: there a wrong token has nearly the right one's logit.
+    Of `prompt` only the number of UTF-8 bytes counts. The right token's logit is far above all
+    others; at the byte offsets of `text` in `unsure` a wrong token's logit is nearly as high.
     """
     reply = [*text.encode(), EOS]
     start = len(prompt.encode())
@@ -63,7 +63,7 @@ def noise(seed: int = 0, *, scale: float = 3.0) -> Script:
 
 
 class ByteTokenizer:
-    """A tokenizer whose ids are UTF-8 bytes; 256 and 257 end an answer. Implements `Tokenizer`."""
+    """A `Tokenizer` whose ids are the bytes of UTF-8; the ids 256 and 257 end an answer."""
 
     size = SIZE
     eos_ids = frozenset({EOS, EOT})
@@ -93,9 +93,9 @@ class ByteTokenizer:
 class ScriptedEdge(EdgeModel):
     """An edge model whose logits come from a `Script`, a function of the ids so far.
 
-    `context` is its context length in tokens; `abilities` says what it pretends to be able to do.
-    `computed` counts the ids that all its sessions have run, so that a test can prove that none ran
-    twice.
+    `context` is its context length in tokens; `abilities` says what it can do, for example roll
+    back. `computed` counts the ids that all its sessions have computed, so that a test can prove
+    that none was computed twice.
     """
 
     def __init__(

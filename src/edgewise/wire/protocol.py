@@ -1,10 +1,10 @@
 """The session protocol between a device and a gateway, version 1: see docs/protocol.md.
 
 A gateway is a server in front of inference engines. One WebSocket has one session; each binary
-message is one frame, a msgpack array whose first element is the frame's type. A device's frame with
-ids says at which position of the session's sequence (the prefix) they start; they replace all ids
-from there on. A checksum of the whole prefix shows whether both sides hold the same ids. An `Ask`
-is a consult: a request to the cloud model.
+message is one frame, a msgpack array whose first element is the frame's type. Both sides hold the
+session's token ids, its prefix. A device's frame with ids says at which position of the prefix they
+start; they replace all ids from there on. A checksum of the whole prefix shows whether both sides
+hold the same ids. An `Ask` is a consult.
 """
 
 from array import array
@@ -60,7 +60,7 @@ Name = Annotated[str, msgspec.Meta(max_length=64)]
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The device's first frame: asks for a session.
 
-    `version` is the protocol's, `tokenizer` the fingerprint of the device's vocabulary
+    `version` is the protocol's version, `tokenizer` the fingerprint of the device's vocabulary
     (`tokenizer_fingerprint`), `session` the name of a session to resume ("": a new one).
     """
 
@@ -89,7 +89,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=3):
     `checksum` is that of the whole prefix with them. The consult fails `deadline` milliseconds
     after its arrival. For each token written, at most `top` of the likeliest ids are reported.
     `sampling` is None for greedy, else (temperature, top_k, top_p, min_p, seed). If `verify` is
-    above 0, the last `verify` ids of the prefix are draft tokens to verify, and `n` is 0.
+    above 0, the last `verify` ids of the prefix are draft tokens to verify, and `n` must be 0.
     """
 
     ask: Count
@@ -154,7 +154,7 @@ class Reply(msgspec.Struct, frozen=True, array_like=True, tag=17):
 class NeedFull(msgspec.Struct, frozen=True, array_like=True, tag=18):
     """From the gateway: it holds no ids of the session now; the device must send all, from 0.
 
-    `ask` is the number of the `Ask` to send anew, which is not answered; None after a `Prefetch`.
+    `ask` is the number of an unanswered `Ask`, to be sent again; None after a `Prefetch`.
     """
 
     ask: Count | None = None
@@ -200,9 +200,9 @@ from_gateway = partial(_decoded, msgspec.msgpack.Decoder(FromGateway))
 
 
 class Ledger:
-    """The token ids of a session's prefix, with their checksum. Takes 4 bytes an id.
+    """The token ids of a session's prefix, with their `checksum`. Takes 4 bytes an id.
 
-    The checksum of no ids is 0; with one more it is (checksum * 1000003 + id + 1) mod (2^61 - 1).
+    The checksum of no ids is 0; one more id makes it (checksum * 1000003 + id + 1) mod (2^61 - 1).
     """
 
     def __init__(self, ids: Sequence[int] = ()) -> None:
@@ -230,7 +230,8 @@ class Ledger:
     def put(self, position: int, ids: "Sequence[int] | Ledger") -> bool:
         """Replace all ids from `position` on by `ids`, and update the checksum.
 
-        Returns False, with nothing changed, if `position` is beyond the end. Raises like `Ledger`.
+        Returns False, with nothing changed, if `position` is beyond the end. Raises
+        `CloudProtocolError` if an id is no unsigned 32-bit number.
         """
         if position > len(self._ids):
             return False
@@ -272,10 +273,7 @@ def _horner(terms: Iterable[int], base: int) -> int:
 
 
 def fingerprint(ids: Sequence[Sequence[int]]) -> str:
-    """Return 16 hex digits that identify a vocabulary, a hash of `ids`.
-
-    These are the token ids that its tokenizer gives each of the test strings `PROBES`.
-    """
+    """Return 16 hex digits that identify a vocabulary by its `ids` of each string in `PROBES`."""
     # With its length after each, or an id that moves to the next string would change nothing.
     ledger = Ledger([token for part in ids for token in (*part, len(part))])
     return f"{ledger.checksum:016x}"

@@ -1,10 +1,10 @@
 """Cost of a network link between edge and cloud, by three systems over an emulated link.
 
-The systems are the edge alone, a pair that waits for each consult, and a pair whose edge goes on
-with draft tokens meanwhile (speculates). Time per token is without the edge's reading of the prompt
-and over that of the edge alone, t. It is compared with 1 + p d (RTT + c) / t, that of a pair which
-loses time only by the consults that change its token: p is the share of tokens with a consult, d
-the fraction of consults that changed the token, c the engine time that the bench emulates, seconds.
+The systems are the edge model alone, a pair that waits for each consult, and a pair whose edge
+model writes draft tokens meanwhile (speculates). Times per token leave out the prefill of the
+prompt and are divided by t, that of the edge alone. They are compared with 1 + p d (RTT + c) / t: a
+pair that waits only for consults that change its token. p is the number of consults per token, d
+the fraction of them that change the token, c the emulated engine time per consult, in seconds.
 """
 
 import socket
@@ -43,7 +43,7 @@ Connect = Callable[[str], CloudModel]
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A ratio with the ends of its 95% interval (paired bootstrap over the questions)."""
+    """A ratio, with the ends of its 95% interval (paired bootstrap over the questions)."""
 
     value: float
     low: float
@@ -51,14 +51,16 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Results for one link and one target cloud share (`cloud_share`); times in seconds.
+    """Results for one link and one target cloud share; times are in seconds.
 
-    `consults` and `changed` are p and d of the module's formula, both of the waiting pair. `step`
-    is the time per token of the edge alone; `waiting`, `speculating` and `bound` (the formula) are
-    times per token divided by `step`. `decodes_per_token` are the edge's forward passes in the
-    speculating pair. `failed_calls` counts the failed consults of both pairs, `identical` the
-    questions to which both gave the same ids. `right` are the fractions of right answers of edge
-    alone, waiting pair and speculating pair.
+    `cloud_share` is the part of all tokens that the cloud is to write, `loss` the fraction of
+    packets lost. `consults` is the waiting pair's number of consults per token (p), `changed` the
+    fraction of these that changed the token (d). `step` is the time per token of the edge alone;
+    `waiting`, `speculating` and `bound`, 1 + p d (round trip + engine time) / step, are times per
+    token divided by it. `decodes_per_token` is the edge's forward passes per token in the
+    speculating pair. `failed_calls` counts both pairs' failed consults, `identical` the questions
+    with the same ids by both. `right`: fractions of right answers of edge alone, waiting pair,
+    speculating pair.
     """
 
     round_trip: float
@@ -78,7 +80,7 @@ class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Way:
-    """A compared system with its answers so far; `right` says which of them are right."""
+    """One of the compared systems, with its `answers` so far, and whether each is `right`."""
 
     def __init__(self, decoder: Decoder, edge: PacedEdge) -> None:
         self.answers: list[Answer] = []
@@ -92,7 +94,7 @@ class Way:
         self.right.append(is_right(question, answer.text))
 
     def total(self, name: str) -> int:
-        """Return the sum of the field `name` of `Usage` over all answers."""
+        """Return the sum of the field `name` of `Usage` (an answer's counts) over all answers."""
         return sum(getattr(answer.usage, name) for answer in self.answers)
 
     @property
@@ -101,11 +103,11 @@ class Way:
 
 
 class Conditions(NamedTuple):
-    """Conditions that a row is measured under; times in seconds.
+    """Conditions that a `LinkRow` is measured under; times in seconds.
 
     `round_trip` and `loss` (fraction of packets) are the link's. The router's `threshold` was set
-    for the cloud share `share`. `engine` is added to the cloud engine's own time for each consult;
-    `speculate` is the largest number of draft tokens.
+    for `share`, the part of all tokens that the cloud is to write. `engine` is added to the cloud
+    engine's own time for each consult; `speculate` is the most draft tokens during a consult.
     """
 
     round_trip: float
@@ -117,21 +119,18 @@ class Conditions(NamedTuple):
 
 
 class LinkBench:
-    """Measures `LinkRow`s for one pair: a slowed edge model, its router, and a cloud at a URL."""
+    """Measures a pair over emulated links: a slowed edge model, a router, and a cloud at a URL."""
 
     def __init__(
         self, edge: EdgeModel, router: Router, url: str, connect: Connect, *, pace: Pace, task: Task
     ) -> None:
-        """`connect` opens the cloud at `url` through an emulated link; `pace` slows the edge down.
-
-        `url` must be http://host:port, else `UsageError`, since the link forwards plain TCP.
-        """
+        """`connect` opens the cloud by a link to `url`, http://host:port (else `UsageError`)."""
         self._edge, self._router = edge, router
         self._target = http_target(url)
         self._connect, self._pace, self._task = connect, pace, task
 
     def row(self, conditions: Conditions, done: Callable[[], None] = lambda: None) -> LinkRow:
-        """Return the row measured under these conditions; `done` is called after each answer."""
+        """Return what is measured under `conditions`. `done` is called after each answer."""
         policies = {
             "edge": Policy(cloud_share=0.0),
             "waiting": Policy(threshold=conditions.threshold),
@@ -198,15 +197,15 @@ def _ids(answer: Answer) -> list[int]:
 
 
 def step_of(edge: Way) -> float:
-    """Return the mean seconds per token of the edge alone, after its answers' first tokens."""
+    """Return the mean seconds per token of the edge alone, after the first token of each answer."""
     seconds, tokens = _spent(edge, edge)
     return float(seconds.sum() / max(1.0, tokens.sum()))
 
 
 def time_over(one: Way, other: Way, edge: Way) -> Figure:
-    """Return the time per token of `one` divided by that of `other`.
+    """Return the time per token of `one` divided by that of `other`, with its 95% interval.
 
-    The edge's TTFT for a question and an answer's first token are left out, as reading the prompt.
+    An answer counts without its first token, its time without the TTFT of `edge`, the edge alone.
     """
     (above, above_tokens), (below, below_tokens) = _spent(one, edge), _spent(other, edge)
     n = len(above)
@@ -227,10 +226,10 @@ def _spent(way: Way, edge: Way) -> tuple[Any, Any]:
 
 
 def advice_over(row: LinkRow, cloud: CloudPace, engine: float) -> Advice:
-    """Return advice on whether edge alone, cloud alone or both are best under a row's conditions.
+    """Return advice on whether edge alone, cloud alone or the pair is best in a row's conditions.
 
-    `cloud` was measured without the link. For a slower engine, `engine` seconds are added to its
-    time for a consult and for each further token: the cloud alone is computed, not measured.
+    `cloud` was timed without the link. `engine` is added to its seconds for a consult and for each
+    further token, to emulate a slower engine. So the cloud alone is computed, not measured.
     """
     at = MeasuredConditions(
         step=row.step,
@@ -250,7 +249,7 @@ START_SECONDS = 60
 
 @contextmanager
 def gateway_process() -> Generator[str]:
-    """Run `edgewise gateway` before the bundled cloud; yield its URL, or `CloudUnavailable`."""
+    """Run a gateway for the bundled cloud; yield its URL. `CloudUnavailable` if it cannot start."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])

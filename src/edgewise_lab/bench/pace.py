@@ -17,13 +17,13 @@ _SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Pace(NamedTuple):
-    """Duration of a model's forward pass: `seconds[i]` for `ids[i]` ids, ascending."""
+    """How long a model's forward pass takes: `seconds[i]` for one over `ids[i]` ids, ascending."""
 
     ids: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def of(self, ids: int) -> float:
-        """Return the seconds of a pass over `ids` ids, interpolated, or beyond in proportion."""
+        """Return a pass's seconds for `ids` ids: interpolated, beyond the last in proportion."""
         beyond = max(1.0, ids / self.ids[-1])
         return beyond * float(np.interp(ids, self.ids, self.seconds))
 
@@ -35,9 +35,10 @@ HALF_BILLION = Pace(_SIZES, (0.029, 0.050, 0.069, 0.092, 0.144, 0.236, 0.441, 0.
 
 
 def measured(model: EdgeModel, repeats: int = 7) -> Pace:
-    """Measure a model's pace on this machine: medians of `repeats` passes after 128 ids.
+    """Return a model's pace on this machine: medians of `repeats` passes at each size up to 128.
 
-    It needs a context of 256 ids, and an engine that gives hidden states (else `UsageError`).
+    Each pass begins with 128 ids in the KV cache. Raises `UsageError` if the context is below 256
+    ids, or if the engine gives no hidden states.
     """
     ids = [int(i) for i in np.random.default_rng(0).integers(10, model.tokenizer.size // 2, 256)]
     medians: list[float] = []
@@ -120,6 +121,6 @@ class EnginePace(NamedTuple):
     read: float = 0.0002
 
     def of(self, tokens: int, computed: int) -> float:
-        """Return the seconds of a reply of `tokens`, with `computed` uncached prompt tokens."""
+        """Return the seconds of a reply of `tokens` tokens to `computed` uncached prompt tokens."""
         write = self.first + (tokens - 1) * self.token if tokens else 0.0
         return self.read * computed + write

@@ -65,10 +65,10 @@ def link(
     calibration: Annotated[int, typer.Option(help="Extra questions for missing thresholds.")] = 60,
     json: options.Json = False,
 ) -> None:
-    """Time per token over an emulated link: edge alone, waiting for consults, speculating.
+    """Measure time per token over an emulated link: edge alone, and a pair waiting or speculating.
 
     By default the bundled pair answers through a gateway started for it, its edge as slow as a
-    0.5B. Last comes advice for the longest round trip: edge alone, cloud alone or the pair.
+    0.5B. At the end is advice for the longest round trip: edge alone, cloud alone or the pair.
     """
     shares = shares_of(cloud_share, chosen)
     trips = [0.0, 50.0, 100.0, 200.0] if round_trip is None else round_trip
@@ -90,10 +90,7 @@ def link(
 
 
 def _pace_named(name: str | None, chosen: Settings) -> Pace:
-    """Return the speed to which the edge is slowed down: of `name`, measured if an address.
-
-    The default is "0.5b" for the bundled edge model, else "none".
-    """
+    """Return pace `name` (an address: measured); None: "0.5b" for the bundled edge, else "none"."""
     name = name or ("0.5b" if chosen.edge == "bundled" else "none")
     if name == "0.5b":
         return HALF_BILLION
@@ -105,10 +102,7 @@ def _pace_named(name: str | None, chosen: Settings) -> Pace:
 
 @contextmanager
 def _served(chosen: Settings) -> Generator[str]:
-    """Yield the URL of the cloud model; a gateway serves the bundled one during the block.
-
-    Raises `UsageError` for several clouds, a host that is not allowed, or a cloud without a URL.
-    """
+    """Yield the cloud's URL; a gateway serves the bundled one. `UsageError` if it has no URL."""
     require_one_cloud(chosen)
     address = cloud_address(chosen)
     if address == "bundled":

@@ -52,7 +52,7 @@ def evaluate(
     workers: shared.Workers = 1,
     json: options.Json = False,
 ) -> None:
-    """Edge alone, pair and cloud alone on TASK, with the baselines a router must beat."""
+    """Compare edge alone, pair and cloud alone on TASK, and the baselines a router must beat."""
     shares = shares_of(cloud_share, chosen)
     wanted = plan.systems_named(systems, kept=out is not None)
     asked = with_calibration(
@@ -98,11 +98,7 @@ def _compared(
     workers: int,
     named: Sequence[str],
 ) -> tuple[list[Contender], list[Row]]:
-    """Return the routers and all systems' figures; none without edge alone and cloud alone.
-
-    With a cloud that reads passages only `OF_READERS` run: others raise `UsageError` if the user
-    chose them by name (`named`), else are left out.
-    """
+    """Return the routers and all systems' figures; none without edge alone and cloud alone."""
     with pair.open_models(chosen, answers=workers) as models, render.progress() as progress:
         edge, cloud = models.both()
         if cloud.reads_passages:
@@ -140,7 +136,7 @@ def tell(
 ) -> None:
     """Print the figures in `table` and warnings, as tables or as JSON.
 
-    If `table` has differences of accuracy, they are to the system `main`.
+    `main` is the system that accuracies in `table` are compared with; None: they are not.
     """
     title = f"{task.name}, {len(task.questions)} questions"
     title += "" if task.known else ", agreement with the cloud's own answers"
@@ -154,7 +150,10 @@ def tell(
 
 
 def shares_of(given: list[float] | None, chosen: Settings) -> list[float]:
-    """Return the cloud shares to run, ascending: those given, the settings' or the default."""
+    """Return the target cloud shares, ascending: those given, the settings' or the default.
+
+    Raises `UsageError` for a share that is not between 0 and 1.
+    """
     default = opening.DEFAULT_SHARE if chosen.cloud_share is None else chosen.cloud_share
     shares = given or [default]
     if not all(0 < share < 1 for share in shares):
@@ -171,7 +170,8 @@ def contenders_of(
 ) -> list[Contender]:
     """Open the named routers (None: the default one) for `edge`; return each as a `Contender`.
 
-    Raises `UsageError` for one that was trained on questions of `task`, and for equal names.
+    Each has a policy for every cloud share in `shares`. Raises `UsageError` for a router that was
+    trained on questions of `task`, and for two of the same name.
     """
     found: dict[str, Contender] = {}
     for name in names:

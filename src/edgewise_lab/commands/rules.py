@@ -1,4 +1,4 @@
-"""`edgewise bench rules`: compare rules for which model writes a token, computed by PyTorch."""
+"""`edgewise bench rules`: compare rules for which model writes a token; PyTorch runs both."""
 
 from typing import Annotated, Literal
 
@@ -54,7 +54,7 @@ def rules(
     out: shared.Out = None,
     json: options.Json = False,
 ) -> None:
-    """Routers and rules of verification, compared at equal cloud shares.
+    """Compare routers and rules of verification at equal cloud shares.
 
     Edge and cloud are models that transformers loads, or GGUFs of the architecture qwen2 or llama.
     """

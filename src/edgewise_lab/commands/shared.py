@@ -1,4 +1,4 @@
-"""Code that commands share: options of tasks, models of benchmarks, progress, tables."""
+"""What commands share: the options of tasks, notes to the user, progress bars, tables."""
 
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ Workers = Annotated[int, typer.Option(min=1, max=64, help="Questions answered at
 
 @contextmanager
 def resume_hint(how: str) -> Generator[None]:
-    """Print the hint `how` if Ctrl-C or a `CloudError` ends the block."""
+    """Print `how`, a hint on how to go on, if Ctrl-C or a `CloudError` ends the `with` block."""
     try:
         yield
     except (KeyboardInterrupt, CloudError):
@@ -58,7 +58,7 @@ def resume_hint(how: str) -> Generator[None]:
 
 
 def tell_of_code(tasks: Iterable[Task]) -> None:
-    """Tell the user that code in replies is run here, if a task asks for code."""
+    """Tell the user that code in replies is run on this machine, if a task asks for code."""
     if any(question.check == "code" for task in tasks for question in task.questions):
         render.note(
             "The code in replies is run on this machine, each in a process of at most "
@@ -67,7 +67,7 @@ def tell_of_code(tasks: Iterable[Task]) -> None:
 
 
 def counted(progress: Progress, name: str, total: int | None = None) -> Callable[..., None]:
-    """Add a progress bar and return what advances it by a step, and may be given a new total."""
+    """Add a progress bar; return a function that moves it by 1, and sets `total` if given one."""
     bar = progress.add_task(name, total=total)
 
     def done(total: int | None = None) -> None:
@@ -78,7 +78,7 @@ def counted(progress: Progress, name: str, total: int | None = None) -> Callable
 
 
 def require_writing(cloud: CloudModel, what: str) -> None:
-    """Raise `UsageError` if the cloud only reads passages: `what` needs it to write."""
+    """Raise `UsageError` if the cloud reads passages and writes no tokens, which `what` needs."""
     if cloud.reads_passages:
         raise UsageError(
             f"{cloud.name!r} reads passages and writes no tokens, as {what} needs",
@@ -88,7 +88,7 @@ def require_writing(cloud: CloudModel, what: str) -> None:
 
 
 def figures_tables(title: str, table: Sequence[Row], main: str | None = None) -> None:
-    """Print tables of every system's accuracy, less that of the one named `main`, and costs."""
+    """Print tables: accuracy, its difference to the system named `main`, and costs."""
     figures = [row.overall for row in table]
     right = _accuracies(f"{title} (95% intervals)", figures, main)
     left, asked = figures[0].to_read, figures[0].questions
@@ -100,7 +100,7 @@ def figures_tables(title: str, table: Sequence[Row], main: str | None = None) ->
 
 
 def drawn(table: FigureTable, caption: str | None = None) -> Table:
-    """Return the table for rich, with the text `caption` below it."""
+    """Return the table as rich's `Table`, with the text `caption` below it."""
     found = Table(
         title=printable(table.title) or None,
         caption=caption,
@@ -199,7 +199,7 @@ def system_named(system: str, share: float | None) -> str:
 
 
 def gap(recovered: float | None, interval: Interval | None) -> str:
-    """Return the recovered fraction of the gap as text: "40% (12 to 65)", or "no gap"."""
+    """Return the text for the part of the gap (cloud - edge) recovered, 0.4: "40% (12 to 65)"."""
     if recovered is None or interval is None:
         return "no gap"
     return _with_ends(recovered, interval)

@@ -47,14 +47,14 @@ _LIMITS, _DRAWS = ("max_cost", "max_cost_day"), ("temperature", *options.DRAWS)
 
 
 class SideAnswer(Outcome, frozen=True, kw_only=True):
-    """A system's answer to a prompt: its `tokens` where streamed, and what it cost if priced."""
+    """A system's answer. `tokens` is empty for the cloud alone; `paid` is None without a price."""
 
     tokens: tuple[Token, ...] = ()
     paid: float | None = None
 
 
 class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt and the answers to it by system, fewer if interrupted; code has `checked` them."""
+    """A prompt and its answers by system (fewer if interrupted); code graded them if `checked`."""
 
     question: Question
     checked: bool
@@ -62,7 +62,12 @@ class SideBySide(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Total(msgspec.Struct, frozen=True, kw_only=True):
-    """A system's figures over the prompts that all systems answered; `seconds` is a mean."""
+    """A system's figures over the prompts that all systems answered; `answers` is their number.
+
+    Code graded `checked` of them; `right` of these are right. `tokens` counts output tokens in all;
+    `cloud_share` is the cloud's tokens, wasted ones too, over these; `seconds` is an answer's mean
+    time. `paid` is what all cost together, in `Tried.currency`; None without a price.
+    """
 
     system: str
     answers: int
@@ -76,7 +81,10 @@ class Total(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints: edge and cloud by name, all answers, and each system's totals."""
+    """What `--json` prints: edge and cloud by name, prompts with their answers, and totals.
+
+    `currency`: of the price, None without one. `systems` is empty if no prompt has all answers.
+    """
 
     edge: str
     cloud: str
@@ -106,10 +114,10 @@ def try_(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Your prompts answered by edge, pair and cloud, side by side.
+    """Compare edge, pair and cloud side by side on your own prompts.
 
-    Without PROMPTS, twenty everyday ones. A line of JSON Lines has a prompt (or messages), and if
-    you like a check and an answer. Answers have at most 512 tokens, unless --max-tokens says so.
+    Without PROMPTS, twenty everyday ones are asked. A line of JSON Lines has a prompt (or
+    messages), and may have a check and an answer. Answers have at most 512 tokens, or --max-tokens.
     """
     task = open_prompts(prompts).first(limit)
     _require_writable(html)

@@ -64,9 +64,9 @@ def tune(
     chosen: Settings,
     json: options.Json = False,
 ) -> None:
-    """Set a router's thresholds for this pair by some prompts; run and serve start from them.
+    """Find a router's thresholds for this pair on sample prompts; run and serve start from them.
 
-    With several clouds, each further cloud gets thresholds too, by its share of the tokens.
+    With several clouds it also finds when to ask each further one, by its share of the tokens.
     """
     asked = open_task(task, data=data, check=check).first(limit)
     if len(asked.questions) < FEWEST:
@@ -103,10 +103,7 @@ def tune(
 
 
 class _Tuned(NamedTuple):
-    """What tuning found for a pair, by cloud share, and stored in the file `place`.
-
-    `tiers` is of each further cloud; `lost` maps prompts at which the cloud failed to the reasons.
-    """
+    """What tuning found, and the file `place` that holds it; `lost`: prompts a cloud failed at."""
 
     router: str
     models: str

@@ -1,7 +1,4 @@
-"""A simulated chat model that verifies passages sentence by sentence, from a cloud's scores.
-
-So an evaluation can tell what verifying sentences, not tokens, costs.
-"""
+"""A simulated chat model that verifies whole sentences, to measure what that costs."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,8 +20,8 @@ AT_ONCE, MOST = 16, 128
 class AbleReader(CloudModel):
     """A cloud model that accepts sentences, and rewrites the first one that it rejects.
 
-    A sentence is rejected if it has a token that `cloud`, which verifies tokens, would not write
-    itself and finds less than `RATIO` times as probable as its likeliest token.
+    It rejects a sentence with a token that `cloud`, a model which verifies tokens, would not write
+    itself and finds less than `RATIO` (0.3) times as probable as its likeliest token.
     """
 
     reads_passages = verifies = True

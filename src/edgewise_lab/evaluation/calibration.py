@@ -39,9 +39,10 @@ class Calibrated(msgspec.Struct, frozen=True):
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """An answer, made at `threshold`; any above `low` and up to `high` would give the same.
+    """An answer made at a router's `threshold`, and the thresholds that would give the same one.
 
-    `scores` are the router's scores of its tokens, ascending: there each falls on the same side.
+    These are above `low` and up to `high`. `scores` are the router's scores of the answer's tokens,
+    ascending: none of them is between `low` and `high`.
     """
 
     outcome: Outcome
@@ -74,13 +75,17 @@ class Realised(msgspec.Struct, frozen=True):
         return cloud_share(self.outcomes)
 
     def scores(self, low: float, high: float) -> NDArray[np.float64]:
-        """Return the scores of all answers from `low` to below `high`, float64[n], unsorted."""
+        """Return all tokens' router scores from `low` to below `high`, float64[n], unsorted."""
         every = np.concatenate([one.scores for one in self.answers])
         return every[(every >= low) & (every < high)]
 
 
 class Answers:
-    """The greedy answers of a pair at fixed thresholds, reused where they would be the same."""
+    """A pair's greedy answers to a task's questions at fixed thresholds.
+
+    An answer is reused at thresholds that would give the same. `lost` maps the ids of questions at
+    which the cloud failed to the reasons.
+    """
 
     def __init__(
         self,
@@ -95,11 +100,10 @@ class Answers:
         may_lose: int = 0,
         workers: int = 1,
     ) -> None:
-        """Prepare to answer the questions of `task` in `workers` threads.
+        """Prepare to answer `task` in `workers` threads; `deadline` is in seconds a consult.
 
-        `deadline` is in seconds a consult. Answers that an earlier run wrote to `file` are reused,
-        and new ones appended without their text. Up to `may_lose` questions at which the cloud
-        fails are left out and noted in `lost` (id to reason); one more raises the `CloudError`.
+        Answers that an earlier run wrote to `file` are reused, and new ones appended without their
+        text. Up to `may_lose` questions at which the cloud fails are left out.
         """
         self._router, self._task = router, task
         self._edge, self._cloud, self._deadline = edge, cloud, deadline
@@ -112,13 +116,13 @@ class Answers:
             self._made[standing.outcome.question].append(standing)
 
     def expect(self, shares: int) -> None:
-        """Estimate how many answers so many cloud shares still take, for progress bars."""
+        """Estimate, for progress bars, how many new answers `shares` more cloud shares take."""
         self._expected = self._count + round(shares * _EACH * len(self._task.questions))
 
     def at(self, threshold: float) -> Realised:
         """Return the pair's answers at this threshold, without the questions in `lost`.
 
-        Raises a `CloudError` if these are more than `may_lose`.
+        Raises the `CloudError` if the cloud fails at more than `may_lose` questions.
         """
         decoder = paired(self._edge, self._router, threshold, self._cloud, deadline=self._deadline)
         system = Decoded(decoder, self._task.max_tokens)
@@ -162,10 +166,10 @@ def thresholds_for(
     """Find a threshold for each cloud share in `shares`; return them by share.
 
     A token of the cloud changes the scores of all tokens after it, so the share at a threshold is
-    known only from answers made with it. The search keeps the nearest thresholds with too large and
-    with too small a share, and tries one between them, chosen by the scores that were seen there,
-    until a share is within `SETTLED` of the one wanted, no score lies between the two, or `rounds`
-    were tried; it takes the nearest. All shares reuse the same answers.
+    known only from answers made with it. Of the thresholds tried, the search keeps the nearest one
+    with too large a share and the nearest with too small a share. It tries one between them, chosen
+    by the scores seen there, until a share is within `SETTLED` (3%) of the target, no score lies
+    between the two, or `rounds` were tried. The one with the nearest share is returned.
     """
     answers.expect(len(shares))
     points = [answers.at(1.0)]
@@ -210,8 +214,7 @@ def _bracket(points: Sequence[Realised], share: float) -> tuple[Realised | None,
 def _between(low: Realised | None, high: Realised, share: float, *, halve: bool) -> float | None:
     """Return a threshold between two points, where answers change; None if there is none.
 
-    Each score between them means one more consult than at `high`, so their rank tells about where
-    `share` lies; with `halve` their median is taken.
+    Each score between them means a consult more than at `high`: their rank tells where `share` is.
     """
     start = 0.0 if low is None else low.threshold
     pools = [point.scores(start, high.threshold) for point in (low, high) if point is not None]

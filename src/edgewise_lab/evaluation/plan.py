@@ -54,21 +54,17 @@ OF_READERS = (EDGE.system, CLOUD.system, QUERY_LEVEL, VERIFY)
 """Systems of a cloud that reads passages: it writes no tokens, so no router asks it for any."""
 _ALL = (EDGE.system, CLOUD.system, *OF_ROUTERS, *BASELINES, QUERY_LEVEL, VERIFY, EXACT.system)
 SYSTEMS = (*_ALL, PASSAGES)
-"""Names of all systems, as `--systems` takes them.
-
-"served" is a router whose threshold follows the budget, as users get it; "static" is the same
-router at a fixed threshold.
-"""
+"""Names of all systems. A budget moves the threshold of "served"; that of "static" is fixed."""
 
 _Part = tuple[int, Callable[[], dict[Cell, list[Outcome]]]]
 """A number of systems, and the function that makes their outcomes."""
 
 
 class Contender(msgspec.Struct, frozen=True):
-    """A router that takes part in an evaluation.
+    """A router that takes part in an evaluation, and its checkpoint's `card`, if it has one.
 
-    Outcomes are stored under its digest `identity` (`router_identity`), and not at all if that is
-    None. `served` maps cloud shares to the policies that `edgewise serve` would use for them.
+    `identity` is a digest of the router, under which outcomes are stored; with None they are not.
+    `served` maps cloud shares to the policies that `edgewise serve` would use for them.
     """
 
     name: str
@@ -83,9 +79,9 @@ class Contender(msgspec.Struct, frozen=True):
         find: Callable[[Sequence[float]], Mapping[float, Calibrated]],
         store: Store | None = None,
     ) -> dict[float, float]:
-        """Return the threshold for each cloud share: of the router's card, of `store`, or found.
+        """Return a threshold for each cloud share: the card's, else the stored one, else a new one.
 
-        `find` is called once with the shares that lack one; what it returns is stored.
+        `find` is called once with the shares that lack one, if any; what it returns is stored.
         """
         store, identity = store or Store(None, {}), self.identity or ""
         known: dict[float, float] = {}
@@ -102,7 +98,7 @@ class Contender(msgspec.Struct, frozen=True):
 
 
 def contender_named(name: str) -> Contender:
-    """Return the untrained router `name`. Raises `UsageError` for any other."""
+    """Return the router `name`, if it needs no training. Raises `UsageError` for any other."""
     return Contender(name, router_named(name), identity=identity_named(name))
 
 
@@ -123,9 +119,9 @@ class Evaluation:
     ) -> None:
         """Prepare to answer `task`; thresholds are set on the questions of `calibration`.
 
-        `deadline` is in seconds a consult (None: `Policy`'s). `done` is called for each answer.
-        Each model must have sessions for `workers` threads. Raises `ContextOverflow` for a question
-        that leaves no room for an answer.
+        `deadline` is in seconds per consult (None: `Policy`'s). `done` is called for each answer.
+        Each model needs sessions for `workers` threads. Raises `ContextOverflow` if a question
+        leaves no room for an answer.
         """
         for asked in (task, calibration):
             require_room(asked, edge, cloud)
@@ -143,9 +139,10 @@ class Evaluation:
     ) -> dict[Cell, list[Outcome]]:
         """Answer all questions with the `systems`; return the outcomes of each, in report order.
 
-        `contenders` are the routers to compare. Stored outcomes are reused. A system that the cloud
-        does not allow is left out. Edge alone and cloud alone are added if an earlier run stored
-        all their outcomes, and cloud alone if its answers stand in for unknown right ones.
+        `contenders` are the routers to compare, `shares` the cloud shares. Stored outcomes are
+        reused. Systems that this cloud cannot serve are left out. Edge alone and cloud alone are
+        added if all their outcomes are stored, cloud alone also if its answers stand in for unknown
+        ones.
         """
         found: dict[Cell, list[Outcome]] = {}
         for _, make in self._parts(contenders, shares, systems, found):
@@ -158,7 +155,7 @@ class Evaluation:
         shares: Sequence[float],
         systems: Collection[str] = SYSTEMS,
     ) -> int:
-        """Return how many answers `run` takes, stored ones too, without those of calibration."""
+        """Return how many answers `run` makes or finds stored, without those of calibration."""
         parts = self._parts(contenders, shares, systems, {})
         return sum(count for count, _ in parts) * len(self.task.questions)
 
@@ -199,7 +196,8 @@ class Evaluation:
     def alone(self, cells: Collection[Cell] = (EDGE, CLOUD)) -> dict[Cell, list[Outcome]]:
         """Return the outcomes of edge alone (`EDGE`) and cloud alone (`CLOUD`), if in `cells`.
 
-        The cloud's replies replace unknown right answers, by which later systems are graded.
+        The reply of cloud alone becomes the right answer of each question that has none: all
+        outcomes after it are graded by it.
         """
         tokens = self.task.max_tokens
         found: dict[Cell, list[Outcome]] = {cell: [] for cell in (EDGE, CLOUD) if cell in cells}
@@ -217,10 +215,10 @@ class Evaluation:
     def served(
         self, contender: Contender, cloud: CloudModel | None = None
     ) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of a router under `edgewise serve`, for each share in its `served`.
+        """Return outcomes of the router as `edgewise serve` runs it, at each share in its `served`.
 
-        As there, all answers at one share draw on one budget, which an interrupted run has stored.
-        `cloud` replaces the evaluation's cloud model.
+        All answers at one share draw on one budget of cloud tokens, which goes on as an earlier run
+        left it. `cloud` is asked in place of the evaluation's own.
         """
         found: dict[Cell, list[Outcome]] = {}
         store, router = self._store_of(contender), contender.identity or ""
@@ -237,18 +235,21 @@ class Evaluation:
     def verified(
         self, shares: Sequence[float], name: str = VERIFY, cloud: CloudModel | None = None
     ) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes where the cloud verifies within a budget, for each cloud share."""
+        """Return, for each cloud share, the outcomes where the cloud verifies within a budget.
+
+        `name` is the system's. `cloud` is asked in place of the evaluation's own.
+        """
         by_share = {share: replace(self._verifying, cloud_share=share) for share in shares}
         return self.served(Contender(name, READS_ALONG, identity=name, served=by_share), cloud)
 
     def exact(self) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes where the cloud replaces all tokens that it would not write."""
+        """Return the outcomes of a pair whose cloud replaces all tokens that it would not write."""
         policy = replace(self._verifying, verify="exact")
         decoder = Decoder(self.edge, router=READS_ALONG, policy=policy, cloud=self.cloud)
         return {EXACT: self._cell(EXACT, Decoded(decoder, self.task.max_tokens).answer)}
 
     def pairs(self, contender: Contender, shares: Sequence[float]) -> dict[Cell, list[Outcome]]:
-        """Return the outcomes of a router with one fixed threshold for each cloud share."""
+        """Return the outcomes of a pair with this router, at a fixed threshold for each share."""
         store, router = self._store_of(contender), contender.identity or ""
         found: dict[Cell, list[Outcome]] = {}
         answers = Answers(
@@ -286,8 +287,8 @@ class Evaluation:
 def systems_named(named: str | None, *, kept: bool) -> Sequence[str]:
     """Return the systems `named`, separated by commas; None stands for all but "passages".
 
-    Raises `UsageError` for an unknown one, and without "edge" and "cloud", which all figures need,
-    unless answers are `kept` in a folder.
+    Raises `UsageError` for an unknown one, and, unless answers are `kept` in a folder, without
+    "edge" and "cloud", which all figures need.
     """
     if named is None:
         return _ALL
@@ -306,14 +307,14 @@ def manifest(
 ) -> dict[str, object]:
     """Return what identifies all that outcomes depend on: questions, contexts and models.
 
-    Call `cloud.check_vocabulary` first, which completes the identity of a cloud elsewhere.
+    Call `cloud.check_vocabulary` first; before that, a server's model may be unknown.
     """
     models = {"edge": edge.fingerprint(), "cloud": cloud_identity(cloud)}
     return {**described(task, calibration, contexts_of(edge, cloud)), **models}
 
 
 def described(task: Task, calibration: Task, contexts: Sequence[int]) -> dict[str, object]:
-    """Return the part of a manifest that identifies the questions of both tasks and `contexts`."""
+    """Return the part of a manifest that identifies both tasks' questions and `contexts` (ids)."""
     digest = hashlib.sha256(msgspec.json.encode([task, calibration])).hexdigest()
     # Left out as folders of before contexts were kept have it.
     held = {} if {*contexts} == {DEFAULT_CONTEXT} else {"contexts": contexts}
@@ -327,8 +328,8 @@ FAR = 0.25
 def warnings(task: Task, contenders: Sequence[Contender], table: Sequence[Row]) -> list[str]:
     """Return warnings about the figures in `table`, one sentence each.
 
-    They tell of routers that were made for another task, of systems whose cloud share is off over
-    its whole interval, and of questions without answers.
+    There is one if right answers are unknown, one for each router trained or calibrated on another
+    task, and one for each system whose cloud share is over 25% off target in all its 95% interval.
     """
     sentences: list[str] = []
     if not task.known:

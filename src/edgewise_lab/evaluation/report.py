@@ -1,7 +1,4 @@
-"""Figures of an evaluation's outcomes, with 95% intervals.
-
-The gap is the accuracy of the cloud alone minus that of the edge alone.
-"""
+"""Figures of outcomes, with 95% intervals. The gap is the cloud's accuracy minus the edge's."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,13 +23,18 @@ Grade = Callable[[Outcome], bool]
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one system on some questions; rates are fractions, intervals 95% intervals.
 
-    `interval` belongs to `accuracy`, `gain_interval` to the accuracy minus the edge's. `worse` is
-    the fraction that the edge alone has right and this system wrong; `gap_recovered` is None
-    without a gap; `strict_...` is by strict grading. Replies `to_read` are in no accuracy.
+    `cloud_share_asked` is the target of `cloud_share`, None without one. `to_read` counts answers
+    that a person must grade; they are in no accuracy. `cut` is the fraction that ended at a limit
+    of length. `interval` belongs to `accuracy`, `gain_interval` to the accuracy minus the edge's.
+    `worse` is the fraction that the edge alone has right and this system wrong. `gap_recovered` is
+    None without a gap, `difference` is the accuracy minus the main system's, None without one.
+    `strict_...` is by strict grading.
 
-    Counts are sums over `Outcome`s; `cut` and `changed` (tokens a consult) are means. `cloud_work`
-    is prompt tokens computed + tokens written, over the same sum for the cloud alone. None: the
-    engine has no meter. `difference` is the accuracy minus that of the report's main system.
+    Counts are sums over the answers. `cloud_tokens` are the cloud's tokens in them, `wasted_tokens`
+    were requested in vain, `written` is all that the cloud generated. `cloud_calls` were answered,
+    `failed_calls` were not; `changed` is the mean number of tokens that a consult changed.
+    `prompt_cached` and `prompt_computed` are the cloud's prompt tokens by its engine's usage
+    report; `cloud_work` is computed + written tokens over those of cloud alone (None: no report).
     """
 
     system: str
@@ -71,14 +73,14 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Figures of one system: over all questions, and for each family (kind) that code can grade."""
+    """Figures of one system: over all questions, and for each kind (family) that code can grade."""
 
     overall: Figures
     families: dict[str, Figures]
 
 
 def rows(found: Outcomes, main: Cell | None = None) -> list[Row]:
-    """Return a row of figures for every system in `found`, which has edge alone and cloud alone.
+    """Return the figures of every system in `found`, which must hold edge alone and cloud alone.
 
     With `main`, a key of `found`, they also have the difference in accuracy to that system.
     """

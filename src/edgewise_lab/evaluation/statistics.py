@@ -1,4 +1,4 @@
-"""95 % intervals (low, high) by paired bootstrap: 10,000 resamples of questions, always alike."""
+"""95 % intervals (low, high) by paired bootstrap: always the same 10,000 resamples of questions."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -16,13 +16,13 @@ def mean_interval(right: Sequence[float]) -> Interval:
 
 
 def difference_interval(better: Sequence[float], worse: Sequence[float]) -> Interval:
-    """Return the interval of mean(better) - mean(worse), over the same questions."""
+    """Return the 95 % interval of mean(better) - mean(worse), over the same questions."""
     means = _resampled_means([better, worse], _drawn(len(better)))
     return interval_of(means[:, 0] - means[:, 1])
 
 
 def ratio_interval(part: Sequence[float], whole: Sequence[float]) -> Interval:
-    """Return the interval of sum(part) / sum(whole), over the same questions."""
+    """Return the 95 % interval of sum(part) / sum(whole), over the same questions."""
     means = _resampled_means([part, whole], _drawn(len(part)))
     return interval_of(means[:, 0] / means[:, 1])
 
@@ -37,7 +37,8 @@ def gap_recovered(
 ) -> tuple[float, Interval] | None:
     """Return (pair - edge) / (cloud - edge), of accuracies, and its interval; None without a gap.
 
-    Resamples without a gap widen the interval on both sides: above 2.5 % its ends are infinite.
+    The arguments say for each question whether it was answered right. Resamples without a gap widen
+    the interval on both sides: with more than 2.5 % of them its ends are infinite.
     """
     answers = [edge, pair, cloud]
     found = _recovered(np.mean(answers, axis=1))

@@ -19,9 +19,9 @@ Kind = TypeVar("Kind", bound=msgspec.Struct)
 
 
 def lock_folder(folder: Path, manifest: Mapping[str, object]) -> None:
-    """Create `folder` with its manifest: what its results depend on, such as models and task.
+    """Create `folder` with a file of its `manifest`: what its results depend on, such as models.
 
-    Raises `UsageError` if it has a different one or cannot be written.
+    Raises `UsageError` if the folder has a different manifest or cannot be used.
     """
     described = msgspec.json.format(msgspec.json.encode(manifest))
     path, problem = folder / MANIFEST, None
@@ -43,8 +43,7 @@ def lock_folder(folder: Path, manifest: Mapping[str, object]) -> None:
 def read(path: Path, kind: type[Kind]) -> list[Kind]:
     """Return the records of a JSON Lines file; none if there is no file.
 
-    A last line that was cut off is removed, so that more can be appended. Raises `UsageError` for
-    a damaged file.
+    A last line that was cut off is removed from it. Raises `UsageError` for a damaged file.
     """
     if not path.exists():
         return []
@@ -92,15 +91,12 @@ class _Threshold(msgspec.Struct, frozen=True):
 class Store:
     """Outcomes and thresholds of an evaluation, kept in a folder or only in memory.
 
-    In all methods `router` is the digest of a system's router (`router_identity`; empty without
-    one), so that a retrained router, or another of the same name, has outcomes of its own.
+    In all methods `router` is a digest of a system's router ("" without one): a retrained router,
+    or another of the same name, has outcomes of its own.
     """
 
     def __init__(self, folder: Path | None, manifest: Mapping[str, object]) -> None:
-        """Read what earlier runs with this manifest stored in `folder` (None: in memory).
-
-        Raises `UsageError` for a different manifest or damaged files.
-        """
+        """Read what is stored in `folder`; `UsageError` if damaged or of another manifest."""
         self._folder = folder
         self._outcomes: dict[_Key, dict[str, Outcome]] = {}
         self._thresholds: dict[_Key, float] = {}
@@ -120,7 +116,7 @@ class Store:
         return self._outcomes.get(_Key(cell, router), {}).get(question.id)
 
     def last(self, cell: Cell, router: str = "") -> Outcome | None:
-        """Return the outcome added last, or None."""
+        """Return the outcome added last under `cell` and `router`; None if there is none."""
         return next(reversed(self._outcomes.get(_Key(cell, router), {}).values()), None)
 
     def set_threshold(self, cell: Cell, threshold: float, router: str = "") -> None:
@@ -152,9 +148,10 @@ def run(
 ) -> list[Outcome]:
     """Answer all questions with one system and return the outcomes in the questions' order.
 
-    `answer` is called, by `workers` threads, for those that `store` lacks under `cell` and
-    `router`. What `settle` returns for each new outcome, one at a time, is stored. `done` is called
-    for each question. An error of `answer` is raised; what was stored before it stays.
+    `answer` is called, in `workers` threads, for each question without an outcome in `store` under
+    `cell` and `router` (a digest). What `settle` returns for each outcome, one at a time, is
+    stored. `done` is called for each question. An error of `answer` is raised; what was stored
+    before it stays.
     """
     missing = [one for one in questions if store.get(cell, one, router) is None]
     for _ in range(len(questions) - len(missing)):
@@ -177,10 +174,10 @@ def side_by_side(
     workers: int,
     done: Callable[[], None] = lambda: None,
 ) -> None:
-    """Call `work` for each question, in `workers` threads, and `done` after each, in this one.
+    """Call `work` for each question, in `workers` threads, and `done` after each, in the caller's.
 
-    If a call fails, no more are begun, and the error is raised once the others end. Ctrl-C waits
-    for none: close the models.
+    If a call fails, no more are begun, and the error is raised once those under way end. Ctrl-C
+    does not wait for them: close the models to end them.
     """
     if workers == 1:
         for question in questions:

@@ -23,10 +23,10 @@ from edgewise_lab.evaluation.tasks.grading import grader, is_right, is_strictly_
 
 
 def max_answer_tokens(prompt: int, max_tokens: int, *contexts: int) -> int:
-    """Return the length in tokens of the longest answer to a prompt of `prompt` tokens.
+    """Return the most tokens that an answer to a prompt of `prompt` tokens can have.
 
-    One of the `contexts` may be full before `max_tokens`; an answer's last token may lie beyond,
-    since nothing is computed after it. Below 1 there is no room.
+    It is `max_tokens`, or less if one of the `contexts` (in tokens) is full before. The last token
+    needs no place there, since nothing is computed after it. Below 1 there is no room.
     """
     return min([max_tokens, *(context - prompt + 1 for context in contexts)])
 
@@ -42,19 +42,20 @@ CLOUD_DEADLINE = 3600.0
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """A graded answer with its cost; `question` is the question's id.
+    """A graded answer with its cost; `question` is the question's id, `family` its kind.
 
     It is `right` in any format, `strict` in the requested one; neither counts if a person has
     `to_read` it. `cut`: it ended at its maximum length or at a full context.
 
-    `cloud_tokens` are the cloud's in the answer, `wasted_tokens` those requested in vain, `written`
-    all that it generated, verdicts too (None: the sum of both). `consults` were answered, `failed`
-    were not; `changed` counts cloud tokens in place of different ones of the edge's. `discarded` is
-    the length of an edge's answer that the cloud replaced as a whole. `cached` and `computed` are
-    the cloud's prompt tokens by its engine's meter (None: no meter).
+    `cloud_tokens` counts the answer's tokens that the cloud wrote, `wasted_tokens` those requested
+    in vain, `written` all that the cloud generated, verdicts too (None: the sum of both).
+    `consults` were answered, `failed` were not. `changed` counts the cloud's tokens in place of
+    different ones of the edge's, `discarded` the tokens of an edge's answer that the cloud replaced
+    as a whole, `cached` and `computed` the cloud's prompt tokens by its engine's usage report
+    (None: there is none).
 
-    `uncertainty` is the router's mean score, `grader` a digest of the grading code. `bucket` is
-    what the answer left of the cloud tokens that all answers share; below 0 it is a debt.
+    `uncertainty` is the router's mean score, `grader` a digest of the grading code. `bucket` is the
+    level, after this answer, of a budget of cloud tokens that answers share: below 0 it is a debt.
     """
 
     question: str
@@ -85,7 +86,7 @@ def graded(question: Question, outcome: Outcome) -> Outcome:
 
 
 def as_graded_today(question: Question, outcome: Outcome) -> Outcome:
-    """Return the outcome, graded again if another version of the code graded it."""
+    """Return the outcome, graded again if another version of the grading code graded it."""
     return outcome if outcome.grader == grader() else graded(question, outcome)
 
 
@@ -100,7 +101,7 @@ def _verdict(question: Question, text: str) -> dict[str, Any]:
 
 @contextmanager
 def asking(question: Question) -> Generator[None]:
-    """Put the question's id before a `CloudError`'s message."""
+    """In a `with` block, put the question's id before the message of a `CloudError`."""
     try:
         yield
     except CloudError as error:
@@ -157,7 +158,11 @@ class Decoded:
         budget: Budget | None = None,
         follow: Callable[[Budget], Budget] = lambda budget: budget,
     ) -> Generation:
-        """Return the answer's events, for a `with` statement; options are `Decoder.stream`'s."""
+        """Return the events of the answer, for a `with` statement.
+
+        `budget` is what the cloud may write (None: the initial one). `follow` gets the budget
+        before each verdict on a token, and returns it, perhaps changed.
+        """
         edge = self.decoder.edge
         prompt = question_prompt(edge.tokenizer, question)
         # Beyond the smaller context there would be no consult.
@@ -176,8 +181,8 @@ class Decoded:
 class AsServed:
     """A system that works as `edgewise serve` does: all answers share a budget of cloud tokens.
 
-    It starts with what `last`, an earlier run's last outcome, left. Several threads may call
-    `answer` at a time. `settle` must be called for each outcome.
+    The budget starts at the level that `last`, an earlier run's last outcome, has left; None: at
+    its initial one. Several threads may call `answer` at a time. Call `settle` for each outcome.
     """
 
     def __init__(self, decoder: Decoder, max_tokens: int, last: Outcome | None = None) -> None:
@@ -195,7 +200,7 @@ class AsServed:
         return outcome_of(question, answer)
 
     def settle(self, outcome: Outcome) -> Outcome:
-        """Put back what an answer left of its part, and return it with the new `bucket`.
+        """Give what an answer left back to the budget; return the outcome with the new `bucket`.
 
         Call it in the order in which outcomes are stored.
         """
@@ -204,7 +209,7 @@ class AsServed:
 
 
 def edge_alone(edge: EdgeModel, max_tokens: int, router: Router | None = None) -> Decoded:
-    """Return the edge alone; `router` (None: `MaxProb`) gives `Outcome.uncertainty`."""
+    """Return the edge alone; `router` (None: `MaxProb`) only computes `Outcome.uncertainty`."""
     policy = Policy(cloud_share=0.0)
     return Decoded(Decoder(edge, router=router or MaxProb(), policy=policy), max_tokens)
 
@@ -219,8 +224,8 @@ def paired(
 ) -> Decoder:
     """Return a decoder that asks the cloud for each token whose score reaches `threshold`.
 
-    `deadline` is in seconds (None: `Policy`'s). A cloud that fails raises a `CloudError`: the edge
-    alone would mix two systems in one figure.
+    `deadline` is in seconds per consult (None: `Policy.deadline_now` chooses it). A failed consult
+    raises a `CloudError`: an answer that the edge ends alone would mix two systems in one figure.
     """
     policy = Policy(threshold=threshold, deadline=deadline, speculate=0, on_cloud_error="raise")
     return Decoder(edge, router=router, policy=policy, cloud=cloud)
@@ -259,7 +264,7 @@ def total(counts: Iterable[int | None]) -> int | None:
 
 
 def question_prompt(tokenizer: Tokenizer, question: Question) -> Prompt:
-    """Return the ids of a question and of the conversation before it."""
+    """Return the `Prompt` (token ids) of a question and of the conversation before it."""
     return prompt_of(tokenizer, question.messages)
 
 
@@ -268,7 +273,7 @@ def question_ids(tokenizer: Tokenizer, question: Question) -> list[int]:
 
 
 def cloud_identity(cloud: CloudModel) -> str:
-    """Return the cloud's name, or its weights' hash if it is in this process."""
+    """Return the hash of the cloud's weights if it is in this process, else `cloud.identity()`."""
     return cloud.identity() if cloud.local is None else cloud.local.fingerprint()
 
 
@@ -304,17 +309,17 @@ def cloud_share(found: Sequence[Outcome]) -> float:
 
 
 def changed_share(found: Sequence[Outcome]) -> float | None:
-    """Return how many of the edge's tokens a consult changed; None without consults."""
+    """Return the mean number of the edge's tokens that a consult changed; None without consults."""
     consults = sum(o.consults for o in found)
     return sum(o.changed for o in found) / consults if consults else None
 
 
 def query_level(edge: Sequence[Outcome], cloud: Sequence[Outcome], share: float) -> list[Outcome]:
-    """Return the outcomes of a cascade, of those of edge alone and cloud alone.
+    """Return the outcomes of a cascade, computed from those of edge alone and cloud alone.
 
-    As in FrugalGPT (arXiv 2305.05176) the edge answers first. Answers of which it was least sure
-    (`Outcome.uncertainty`) are `discarded` and written by the cloud, while its tokens stay within
-    `share` (0 to 1) of all; for these the times of both models add up.
+    As in FrugalGPT (arXiv 2305.05176) the edge answers first. The answers of which it is least sure
+    (`Outcome.uncertainty`) are discarded and the cloud's taken, while the cloud's tokens stay
+    within `share` (0 to 1) of all. The seconds of such an answer are those of both models.
     """
     chosen = list(edge)
     output, by_cloud = sum(o.output_tokens for o in edge), 0

@@ -1,4 +1,4 @@
-"""Training data of a router: texts, and the edge's and the cloud's predictions on them."""
+"""Training data of a router: texts, and the edge's and the cloud's predictions for them."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,8 @@ _PREFILL = 256
 class Sample(msgspec.Struct, frozen=True):
     """A model's answer `ids` to a question with the ids `prompt`, as a text to learn from.
 
-    `cloud` has the id that the cloud would have written at each position, if it has read it.
+    `question` is the question's id. `cloud` has the id that the cloud would have written at each
+    position; it is empty unless the cloud has read the answer.
     """
 
     question: str
@@ -81,9 +82,9 @@ def collect_answers(
 ) -> list[Sample]:
     """Return the answers of the model behind `writer` to all questions.
 
-    They are kept in the file `name` in `folder`. An answer ends where the pair's would: at the
-    task's `max_tokens`, or where it fills one of the `contexts` (in ids). `done` is called for each
-    answer, stored ones too. Raises a `CloudError` where the model fails.
+    They are kept in the file `name` in `folder`, and reused from there. An answer ends at the
+    task's `max_tokens`, or where it fills one of the `contexts` (in ids), as the pair's would.
+    `done` is called for each answer, stored ones too. Raises a `CloudError` where the model fails.
     """
     path = folder / name
     ids = {question.id: tuple(question_ids(tokenizer, question)) for question in task.questions}
@@ -118,9 +119,9 @@ def collect_features(
 ) -> Columns:
     """Return the routers' inputs at every token of the texts, computed by the edge model.
 
-    Use the build of it that the router will run with. Results are kept in `folder`, in files named
-    after `text` (whose answers these are). `done` is called for each text. Raises `UsageError` for
-    a damaged file, where an input is not finite, or where no text has a token.
+    Use the engine and quantisation that the router will run with. `text` says whose answers these
+    are; results are kept in `folder` in files named after it. `done` is called for each text.
+    Raises `UsageError` for a damaged file, an input that is not finite, or texts without a token.
     """
     shards = [_read(path) for path in sorted(folder.glob(f"{text}-*.safetensors"))]
     known = {question for shard in shards for question in shard.questions}
@@ -161,7 +162,7 @@ def _columns(session: EdgeSession, samples: Sequence[Sample], done: Callable[[],
 
 
 def steps_along(session: EdgeSession, sample: Sample) -> Iterator[Step]:
-    """Yield the model's prediction before each id of the answer; the next overwrites its logits."""
+    """Yield the model's prediction for each id of the answer; use one before you take the next."""
     session.open(sample.prompt)
     yield session.step()
     read = sample.ids[:-1]
@@ -244,8 +245,8 @@ def read_by_cloud(
 ) -> list[Sample]:
     """Return the samples with `cloud` set; those kept in `folder` are not read again.
 
-    A model in this process reads each text once, and `meter` counts the tokens. Any other cloud
-    gets a request for one token at each position; to count these, wrap it by `meter.counted`.
+    A model in this process reads each text once, and its tokens are added to `meter`. Any other
+    cloud gets a request for one token at each position: wrap it by `meter.counted` to count those.
     """
     path = folder / OWN_READ
     known = {sample.question: sample for sample in read(path, Sample)}

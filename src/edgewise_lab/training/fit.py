@@ -22,9 +22,9 @@ from edgewise_lab.training.collect import Columns
 class Data(msgspec.Struct, frozen=True):
     """Training data of a router, with a row for each of n tokens.
 
-    `inputs` float32[n, width] are without embeddings; `labels` float32[n] are from 0 to 1; `groups`
-    int32[n] numbers the texts; `proposed` int32[n] is the edge's likeliest id. A router that reads
-    the embedding of that id has `embeddings` float32[vocabulary, d].
+    `inputs` float32[n, width] are its inputs without embeddings; `labels` float32[n] are from 0 to
+    1; `groups` int32[n] numbers the texts; `proposed` int32[n] is the edge's likeliest id. A router
+    that reads the embedding of that id has `embeddings` float32[vocabulary, d].
     """
 
     inputs: Floats
@@ -75,7 +75,7 @@ def data_of(
 
 
 def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Return bool[n], true for the rows of a `fraction` of the texts, to check a fit on.
+    """Return bool[n], true for the rows of a random `fraction` of the texts, to check a fit on.
 
     Raises `UsageError` where no text, or no positive label, is left to learn from.
     """
@@ -89,7 +89,10 @@ def held_out(data: Data, fraction: float, seed: int) -> NDArray[np.bool_]:
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """Hyperparameters of a fit: layers, AdamW's, and the fraction of texts that are `held_out`."""
+    """Hyperparameters of a fit; `rate` (of learning) and `weight_decay` are AdamW's.
+
+    `hidden`: widths of layers; `batch`: in tokens; `held_out`: fraction of texts to check the fit.
+    """
 
     hidden: tuple[int, ...] = (64,)
     epochs: int = 40
@@ -101,7 +104,7 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 class Fitted(msgspec.Struct, frozen=True):
-    """A router's weights, and how good they are on the held-out texts.
+    """A router's weights, and how good they are on the texts held out from the fit.
 
     `loss` is in nats a token, `baseline_loss` that of the best constant score. `scores` and
     `labels` float32[m] are those of the held-out tokens.
@@ -119,7 +122,7 @@ Fit = Callable[[Data, Recipe, Callable[[], None]], Fitted]
 
 
 def fit_of(kind: str) -> Fit:
-    """Return what fits routers of `kind`; `UsageError` for others, and for "mlp" without torch."""
+    """Return the function that fits routers of `kind`; `UsageError` if none, or without torch."""
     found = ROUTERS.load(kind)
     if kind == "mlp":
         imported("lab", "torch")
@@ -136,7 +139,7 @@ def fit_of(kind: str) -> Fit:
 
 
 def fitted(kind: str, data: Data, recipe: Recipe, done: Callable[[], None]) -> Fitted:
-    """Fit a router of `kind`. Raises `UsageError` where that cannot be, or gives nothing valid."""
+    """Fit a router of `kind`. Raises `UsageError` as `fit_of` does, and for an invalid result."""
     found = cast(object, fit_of(kind)(data, recipe, done))
     if not isinstance(found, Fitted):
         raise UsageError(
@@ -165,10 +168,10 @@ def _problem(found: Fitted) -> str | None:
 
 
 def fit(data: Data, recipe: Recipe, done: Callable[[], None] = lambda: None) -> Fitted:
-    """Fit the perceptron to the labels' cross-entropy, beginning as a constant, the mean label.
+    """Fit the perceptron to the labels by cross-entropy; at first it is a constant, the mean label.
 
-    Its weights are those after the epoch with the least held-out loss. Raises `UsageError` without
-    torch, with too few texts, or where the loss diverges.
+    Its weights are those after the epoch with the least held-out loss; `done` is called after each.
+    Raises `UsageError` without torch, with too few texts, or where the loss diverges.
     """
     (torch,) = imported("lab", "torch")
     torch.manual_seed(recipe.seed)

@@ -30,7 +30,7 @@ def isotonic(scores: Floats, labels: Floats) -> tuple[tuple[float, float], ...]:
 def save_weights(
     folder: Path, tensors: Mapping[str, NDArray[np.floating[Any]]], prompts: Sequence[str]
 ) -> None:
-    """Write the weights, and hashes of the `prompts` that they were fitted to."""
+    """Write the weights, and hashes of the `prompts` they were fitted to; delete `config.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     # A card never describes other weights.
     (folder / CONFIG).unlink(missing_ok=True)
@@ -40,7 +40,7 @@ def save_weights(
 
 
 def save_card(folder: Path, card: RouterCard) -> None:
-    """Replace `config.json` by the card, as a whole."""
+    """Write the card to the folder's `config.json`, which is replaced as a whole."""
     folder.mkdir(parents=True, exist_ok=True)
     described = msgspec.json.format(msgspec.json.encode(card), indent=2)
     partial = folder / f"{CONFIG}.partial"

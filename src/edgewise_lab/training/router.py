@@ -53,10 +53,7 @@ TOP_K = 10
 """Number of log-probs in the input `top_logprobs`."""
 
 Begin = Callable[[str, int | None], Callable[..., None]]
-"""Called as work begins, with its name and number of steps (None: unknown).
-
-It returns what is called for each step, with an estimate of an unknown number.
-"""
+"""Begins a progress bar: gets name and steps (None: unknown); returns what each step calls."""
 
 
 class Training:
@@ -110,7 +107,7 @@ class Training:
         self._data.mkdir(parents=True, exist_ok=True)
 
     def run(self) -> Fitted:
-        """Run all four stages; return the fit."""
+        """Run all four stages; return the fit's weights and losses."""
         self.collect()
         self.label()
         found = self.fit()
@@ -151,7 +148,7 @@ class Training:
         self._reference(columns)
 
     def label(self) -> None:
-        """Compute and store the label's values."""
+        """Compute and store the label's value at each token of the texts."""
         samples, columns = self._collected()
         with ExitStack() as stack:
             rollouts: dict[Writer, Rollouts] = {}
@@ -162,7 +159,7 @@ class Training:
             label_all(self._label, cases, rollouts, self._data, begin)
 
     def fit(self) -> Fitted:
-        """Save the fitted weights, and a card without thresholds; `UsageError` without labels."""
+        """Fit; save weights, and a card without thresholds. Raises `UsageError` without labels."""
         values = kept_values(self._label, self._data)
         columns = self._collected()[1] if values else None
         if columns is None or not values.keys() >= set(columns.questions):
@@ -313,7 +310,7 @@ class Training:
 
 
 def kind_recorded(name: str, folder: Path) -> str:
-    """Return the router kind as its card records it: the path of `file.py:Class` from `folder`."""
+    """Return the router kind as its card records it: the path in `file.py:Class` from `folder`."""
     file = code_file(name)
     if file is None:
         return name

@@ -22,8 +22,9 @@ from edgewise.prompts import Prompt, prompt_ids
 class Adapter(AdaptedCloud):
     """A wrapper around a cloud model, which is asked only between words, in its own token ids.
 
-    It is for a model of another vocabulary, or to hide private words. A consult's `n` is a number
-    of words here, so a completion may have more than `n` ids. `close` also closes the model inside.
+    It is for a model of another vocabulary. Others are wrapped too, to hide private words from them
+    or to ask them between words only. `n` of a consult counts words here, so a completion may have
+    more ids. `close` also closes the wrapped model.
     """
 
     def __init__(
@@ -34,10 +35,7 @@ class Adapter(AdaptedCloud):
         edge: Tokenizer,
         context_filter: ContextFilter | None = None,
     ) -> None:
-        """`own` is the cloud model's tokenizer, `edge` the edge model's.
-
-        `context_filter` hides private words; without one the cloud sees everything.
-        """
+        """`own` is the cloud model's tokenizer; `context_filter` (or None) hides private words."""
         super().__init__(cloud.name, edge, context_filter)
         self.cloud, self.here, self.id_engine = cloud, cloud.here, cloud.id_engine
         self.own = self.own_tokenizer = own
@@ -51,10 +49,11 @@ class Adapter(AdaptedCloud):
         return AdaptedIdSession(self, prompt)
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
-        """Check that the cloud model's ids are those of its tokenizer `own` (see the constructor).
+        """Check that the wrapped cloud model has the ids of `own`, the tokenizer given as its own.
 
-        `tokenizer` is the edge model's. Returns what was found, in words. Raises
-        `VocabularyMismatch` or a `CloudError`.
+        `tokenizer` is the edge model's. Returns what was found, as a text. Raises
+        `VocabularyMismatch` if the ids differ, or if this adapter was made for another edge model,
+        and a `CloudError` if the cloud does not answer.
         """
         self.require_edge(tokenizer)
         try:
@@ -78,12 +77,13 @@ def adapted(
     own: Tokenizer | None = None,
     context_filter: ContextFilter | None = None,
 ) -> CloudModel:
-    """Return an `Adapter` around `cloud` if its vocabulary is not the edge model's, else `cloud`.
+    """Return `cloud`, in an `Adapter` if its vocabulary is not the edge model's.
 
-    `own` is the cloud model's tokenizer. If it is None, the tokenizer of a model in this process is
-    read from the model; any other model is assumed to have the edge model's vocabulary, which
-    `check_vocabulary` verifies later. With a `context_filter`, which hides private words, an
-    adapter is always made. Raises `UsageError` for a filter if `cloud` is an adapter already.
+    `edge` and `own` are the tokenizers of the edge and the cloud model. If `own` is None, a model
+    in this process brings its own; any other is assumed to have the edge model's vocabulary, which
+    its `check_vocabulary` verifies later. With a `context_filter`, which hides private words, an
+    adapter is always made. Raises `UsageError` for a filter if `cloud` is an adapter (has
+    `boundaries`) already.
     """
     if own is None and cloud.local is not None:
         own = cloud.local.tokenizer
@@ -105,9 +105,9 @@ def checked(
     own: Tokenizer | None = None,
     context_filter: ContextFilter | None = None,
 ) -> CloudModel:
-    """Return the model of `adapted`, called with these arguments, after its `check_vocabulary`.
+    """Return `adapted(cloud, edge, own, context_filter)` after its `check_vocabulary(edge)`.
 
-    Raises what these two raise; `cloud` is closed then.
+    Raises the errors of both calls, such as `VocabularyMismatch`; `cloud` is closed first.
     """
     try:
         model = adapted(cloud, edge, own, context_filter)
@@ -152,9 +152,9 @@ class AdaptedIdSession(AdaptedSession):
         return reply
 
     def read(self, consult: WordConsult, reply: Completion) -> ReplyChunk:
-        """Return the text of the `reply` to one request, without its end tokens.
+        """Return the new text in `reply`, the completion of one request, without end tokens.
 
-        The ids of the reply are added to `consult.ids`, for the next request. Raises
+        Adds the ids of that text to `consult.ids`, for the next request. Raises
         `CloudProtocolError` if the reply is invalid.
         """
         own = self.own

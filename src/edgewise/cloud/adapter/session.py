@@ -1,6 +1,6 @@
-"""Base classes for cloud models of another vocabulary: text is sent, and words become edge ids.
+"""Base classes for cloud models whose vocabulary is not the edge model's.
 
-Subclasses say how a request is made and its reply read: in the cloud's ids, or as text.
+Whole words of a reply become ids of the edge model. Subclasses make requests and read replies.
 """
 
 import logging
@@ -62,7 +62,7 @@ class AdaptedCloud(CloudModel):
     """Base class of cloud models of another vocabulary; `context_filter` hides private words."""
 
     step: int | None = None
-    """Tokens that each request asks for; None for as many as the wanted words may take."""
+    """Tokens to ask for in each request; None: as many as the wanted words may need."""
 
     def __init__(self, name: str, edge: Tokenizer, context_filter: ContextFilter | None) -> None:
         """`edge` is the edge model's tokenizer; `context_filter` hides private words (or None)."""
@@ -71,7 +71,7 @@ class AdaptedCloud(CloudModel):
         self.filtered = f", {context_filter.name}" if context_filter else ""
 
     def budget(self, words: int) -> tuple[int, int]:
-        """Return how many tokens to ask for, to get `words` words: in each request, and in all."""
+        """Return a consult's token limits for `words` words: (in each request, in all)."""
         further = FURTHER * (words - 1)
         return self.step or min(WORD + further, AT_ONCE), LONGEST + further
 
@@ -93,10 +93,10 @@ class AdaptedCloud(CloudModel):
 
 
 class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """What the reply to one of a consult's requests adds.
+    """What one reply adds to a consult, which may need several requests.
 
     `data` is the new text in UTF-8, and may end inside a character. `ended`: the cloud ended the
-    answer there. `size` tokens count towards the consult's most (`AdaptedCloud.budget`).
+    answer there. `size` tokens count towards the consult's limit (`AdaptedCloud.budget`).
     """
 
     data: bytes
@@ -107,9 +107,9 @@ class ReplyChunk(msgspec.Struct, frozen=True, kw_only=True):
 class AdaptedSession(CloudSession, ABC):
     """Base class of sessions with a cloud model of another vocabulary.
 
-    Subclasses set three attributes at the latest in `begin`. `puts_blanks`: the blank with which
-    the cloud begins an answer is dropped. `holds_lines`: line ends at the end of the text are not
-    sent (blanks there never are). `leaves_thoughts`: finished blocks of reasoning are not sent.
+    Subclasses set three flags, in `begin` at the latest. `puts_blanks`: drop the blank with which
+    the cloud begins an answer. `holds_lines`: send no line ends at the end of the answer so far
+    (blanks there are never sent). `leaves_thoughts`: do not send finished blocks of reasoning.
     """
 
     puts_blanks = holds_lines = leaves_thoughts = False
@@ -125,30 +125,31 @@ class AdaptedSession(CloudSession, ABC):
     def begin(self, before: Context) -> None:
         """Begin a conversation with the cloud model; `ask` calls it before the first request.
 
-        `before` is the redacted text before the answer. Raises a `CloudError` if it is not taken.
+        `before` is the redacted text before the answer. Raises a `CloudError` if it cannot be sent.
         """
 
     @abstractmethod
     def request(self, consult: "WordConsult", deadline: float) -> Future[Any]:
-        """Send the next request for the words that `consult` wants; return the future of its reply.
+        """Send the next request for the words that `consult` lacks; return the future of its reply.
 
-        `deadline` is in seconds from now. The future fails with a `CloudError`. `meter` and `read`
-        are then called with the reply, and if words are still missing, this method again.
+        `deadline` is in seconds from now. The future fails with a `CloudError`. The reply is then
+        passed to `meter` and `read`; if words are still missing, `request` is called again.
         """
 
     @abstractmethod
     def meter(self, consult: "WordConsult", reply: Any) -> Completion:
-        """Return a completion whose counts are those billed for `reply`; its ids are not used."""
+        """Return a completion with the token counts billed for `reply`; its ids are ignored."""
 
     @abstractmethod
     def read(self, consult: "WordConsult", reply: Any) -> ReplyChunk:
         """Check a reply and return its new text. Raises a `CloudError` if it is invalid."""
 
     def ask(self, request: ConsultRequest) -> Future[Completion]:
-        """Ask for `request.n` words after the ids; return the future of the completion.
+        """Ask for `request.n` words after `request.ids`; return the future of the completion.
 
-        The completion has fewer words if the answer ends, or once `AdaptedCloud.budget` is used up.
-        The future fails with a `CloudError`. Raises `Blocked` if the context filter forbids it.
+        The completion has fewer words if the answer ends, or at the limit of tokens (`budget` of
+        the cloud). The future fails with a `CloudError`: `NothingUsable` if no word was completed.
+        Raises `Blocked` if the context filter forbids sending the text.
         """
         end = time.monotonic() + request.deadline
         try:
@@ -196,34 +197,31 @@ class AdaptedSession(CloudSession, ABC):
 
 
 def preceding(edge: Tokenizer, prompt: Prompt) -> Context:
-    """Return the text before the answer: the prompt's messages or, without any, its ids' text."""
+    """Return what is before the answer: the prompt's messages or, if it has none, its ids' text."""
     if prompt.messages is not None:
         return Context(prompt.messages)
     return Context(None, bytes_of(edge, prompt.ids).decode("utf-8", "replace"))
 
 
 def begun(edge: Tokenizer, answer: Sequence[int]) -> str:
-    """Return the text of the ids `answer`, control tokens that mark tool calls included."""
+    """Decode `answer`, ids of an answer so far; control tokens that mark tool calls become text."""
     special = {token: text.encode() for text, token in markers(edge).items()}
     pieces = [special.get(token) or edge.piece(token) for token in answer]
     return b"".join(pieces).decode("utf-8", "ignore")
 
 
 class WordConsult:
-    """A question to the cloud model for some words: requests are sent until they are complete.
+    """A consult for words of a cloud model of another vocabulary; it may take several requests.
 
-    `data` is what the cloud has written so far, and the next request continues after it. `ids` are
-    the cloud model's ids of all that was sent and written, empty for a cloud that takes text. Each
-    reply is handled in the thread that brings it.
+    `data` is what the cloud has written so far, in UTF-8; the next request continues after it.
+    `ids` are the cloud model's ids of all that was sent and written, empty for a cloud that takes
+    text. Each reply is handled in the thread that brings it.
     """
 
     def __init__(
         self, session: AdaptedSession, request: ConsultRequest, shown: FilteredAnswer, end: float
     ) -> None:
-        """`shown` is the redacted answer so far, which is sent without the blanks at its end.
-
-        `end` is when the deadline passes, as a value of `time.monotonic()`.
-        """
+        """`shown` is the redacted answer so far, `end` the deadline by `time.monotonic()`."""
         self.request = request
         self.text, self._held = held_back(shown.text, lines=session.holds_lines)
         if not self.text and session.puts_blanks:

@@ -1,7 +1,7 @@
-"""A cloud model behind an API that takes and returns text: it continues the answer as text.
+"""A cloud model behind an API that takes the beginning of an answer as text, and continues it.
 
-A few fixed requests find out how an API continues a started answer. An API is refused if its
-model starts the answer over or drops leading blanks, but not for unexpected words.
+A few fixed requests find out first how an API does so. An API is refused if it starts the answer
+over, or drops the blank at the beginning of its reply; which words it writes does not matter.
 """
 
 import asyncio
@@ -46,9 +46,9 @@ _ANEW = ("one", "1", "sure", "i ", "i'", "here", "certainly", "of course", "okay
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """How an API continues a started answer.
+    """How an API continues the beginning of an answer that it is sent.
 
-    `echoes`: a reply repeats the text sent. `trims`: blanks at the end of that text may be lost.
+    `echoes`: its reply repeats this beginning. `trims`: blanks at the end of it may get lost.
     """
 
     echoes: bool = False
@@ -56,7 +56,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def in_words(self) -> str:
-        """A description for people, such as "exact, keeps blanks"."""
+        """A description for users, such as "exact, keeps blanks"."""
         first = "exact, after what it repeats" if self.echoes else "exact"
         blanks = "may drop blanks at the end of what is sent" if self.trims else "keeps blanks"
         return f"{first}, {blanks}"
@@ -81,7 +81,7 @@ class ApiCloud(AdaptedCloud):
 class TextCloud(ApiCloud):
     """A cloud model behind an API that continues text: it is asked between words, for whole words.
 
-    After `check_vocabulary`, `capabilities` says how the API continues a started answer.
+    After `check_vocabulary`, `capabilities` says how the API continues the beginning of an answer.
     """
 
     def __init__(self, engine: TextEngine, **options: Any) -> None:
@@ -103,10 +103,11 @@ class TextCloud(ApiCloud):
         return AdaptedTextSession(self, prompt)
 
     def check_vocabulary(self, tokenizer: Tokenizer) -> str:
-        """Find out how the API continues a started answer; `tokenizer` is the edge model's.
+        """Find out how the API continues a started answer; return what was found, as a text.
 
-        Returns what was found, in words. Raises `VocabularyMismatch` if this object was made for
-        another edge model, and a `CloudError`: `CloudRejected` if the API cannot continue.
+        `tokenizer` is the edge model's. Raises `VocabularyMismatch` if this object was made for
+        another edge model, `CloudRejected` if the API does not continue, and another `CloudError`
+        if it fails.
         """
         self.require_edge(tokenizer)
         self.submit(self._probe(), PROBE_SECONDS).result()
@@ -118,7 +119,7 @@ class TextCloud(ApiCloud):
     async def complete(self, request: TextRequest, client: Client) -> TextContinuation:
         """Send a request and return the reply; `client` names session and consult to the API.
 
-        Raises a `CloudError`, also if the API's model was replaced by another meanwhile.
+        Raises a `CloudError`: `CloudUnavailable` also if the API serves another model by now.
         """
         try:
             # Before and after: the model may be replaced while the request is under way.
@@ -204,9 +205,9 @@ class AdaptedTextSession(AdaptedSession):
 
 
 def billed(reply: TextContinuation, most: int) -> Completion:
-    """Return a completion without ids, whose counts say how many tokens are billed for a reply.
+    """Return a completion without ids, which holds the token counts that are billed for `reply`.
 
-    `most` is how many were asked for, counted if the API does not report how many it wrote.
+    `most` is the request's limit of tokens, billed if the API does not report how many it wrote.
     """
     return Completion(
         ids=(),
@@ -219,14 +220,18 @@ def billed(reply: TextContinuation, most: int) -> Completion:
 
 
 class Probe:
-    """Finds out, by a few fixed requests, whether and how an API continues a started answer."""
+    """Finds out by a few fixed requests whether, and how, an API continues a started answer."""
 
     def __init__(self, engine: TextEngine) -> None:
         self._engine = engine
         self._echoes = False
 
     async def capabilities(self) -> Capabilities:
-        """Send the requests; return the findings. Raises `CloudRejected` if the API is unfit."""
+        """Send the requests and return the findings.
+
+        Raises `CloudRejected` if the API declines a started answer, starts it over or drops the
+        blank before its first word, and another `CloudError` if it fails.
+        """
         await self._continues()
         await self._require_blanks()
         return Capabilities(echoes=self._echoes, trims=await self._trims())
@@ -297,9 +302,10 @@ class Probe:
 
 
 def unechoed(sent: str, reply: str, url: str) -> str:
-    """Return a `reply` without its beginning, in which the API at `url` repeats the text `sent`.
+    """Return `reply` without its beginning, which repeats `sent`, the text that the API got.
 
-    Blanks at the ends of `sent` may differ. Raises `CloudProtocolError` if it is not repeated.
+    Blanks at the ends of `sent` may differ. Raises `CloudProtocolError`, which names the API's
+    `url`, if `sent` is not repeated.
     """
     again = reply.lstrip()
     if not sent.strip():

@@ -1,8 +1,8 @@
-"""Word boundaries: where a cloud model with another vocabulary is asked, and what its reply adds.
+"""Word boundaries: where a cloud model of another vocabulary is asked, and where its reply is cut.
 
-The cloud model is asked, and its replies end, between two words. A reply is converted to ids of the
-edge model and appended: the ids before it, which are in the edge model's KV cache, stay as they
-are. Blocks of reasoning are found here too: some cloud models cannot continue inside one.
+Both are between two words. A reply is converted to ids of the edge model and appended: the ids
+before it, which are in the edge model's KV cache, stay as they are. Blocks of reasoning are found
+here too: some cloud models cannot continue inside one.
 """
 
 import codecs
@@ -36,9 +36,9 @@ _LETTERS_OF_FLAGS = range(0x1F1E6, 0x1F200)
 
 
 class Kept(NamedTuple):
-    """The part of a reply that is used, as `text`.
+    """The part of a cloud model's reply that is used, as `text`.
 
-    `complete` says whether the consult needs no further request, `ends` whether the answer ends.
+    `complete`: the consult needs no further request. `ends`: the answer ends after this text.
     """
 
     text: str
@@ -57,17 +57,17 @@ def opens_word(before: str, after: str) -> bool:
 
 
 def held_back(written: str, *, lines: bool = False) -> tuple[str, str]:
-    """Split an answer into the text to send and the blanks (`lines`: and line ends) at its end."""
+    """Split a text into what to send and the blanks (`lines`: and line ends) at its end."""
     # Most tokens include the blank before a word, and some clouds drop blanks at a text's end.
     sent = written.rstrip(None if lines else BLANKS)
     return sent, written[len(sent) :]
 
 
 def added(sent: str, reply: str) -> str:
-    """Return the new text of a reply, which may repeat the text `sent` before it continues.
+    """Return the new text of a reply, which may repeat `sent`, the text sent, before it continues.
 
-    Raises `NothingUsable` if the reply is only the beginning of `sent`: the model restarted the
-    answer. A reply that begins like `sent` but then differs from it is new as a whole.
+    Raises `NothingUsable` if the reply is only the beginning of `sent` (24 characters or more): the
+    model restarted the answer. A reply that begins like `sent` but then differs is returned whole.
     """
     begun, again = sent.lstrip(), reply.strip()
     shorter = min(len(begun), len(again))
@@ -87,11 +87,11 @@ def kept(
 ) -> Kept:
     """Return the first `words` complete words of a reply, or as many as it has.
 
-    `held` are the blanks at the end of the answer so far: the reply's first blanks, which repeat
-    them, are removed. `ended` says whether the cloud ended the answer there; otherwise the last
-    word is complete only if another begins after it. `whole` are parts of the reply, as (start,
-    end) in characters, that must not be divided, such as a private word put for its placeholder.
-    The returned text ends before an incomplete character, or U+FFFD, which stands for one.
+    `held` are blanks that the answer ends with already; they are removed from the reply's
+    beginning. `ended` says whether the cloud ended the answer with this reply; otherwise the last
+    word is complete only if another begins after it. `whole` are parts of the reply that must not
+    be divided, as (start, end) in characters, such as a private word put for its placeholder. The
+    returned text ends before an incomplete character or U+FFFD.
     """
     read = characters(reply)
     ended = ended and len(read.encode()) == len(reply)
@@ -107,9 +107,9 @@ def kept(
 
 
 def divides(tokenizer: Tokenizer, text: str, at: int) -> bool:
-    """Whether the tokens of `text` have a boundary before character `at`; always at both ends.
+    """Whether a token of `text` ends just before character `at`; True at both ends of the text.
 
-    False everywhere if they do not add up to `text`; one blank that they put before it is ignored.
+    False everywhere if the tokens do not add up to `text`; one blank before it is ignored.
     """
     data, wanted = text.encode(), len(text[:at].encode())
     pieces = [tokenizer.piece(token) for token in tokenizer.encode(text)]
@@ -161,7 +161,7 @@ _PROMPT = 16
 
 
 class Reasoning:
-    """Finds a block of reasoning at the beginning of an answer, given as token ids."""
+    """Finds a block of reasoning, such as <think>...</think>, at the beginning of an answer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -182,10 +182,10 @@ class Reasoning:
         return block == "over" and not self._text(left).strip()
 
     def parted(self, ids: Sequence[int], start: int) -> tuple[Block, Sequence[int]]:
-        """Return the reasoning block's state (`Block`), and ids of the answer.
+        """Return the reasoning block's state ("none", "open" or "over"), and ids of the answer.
 
-        The answer begins at index `start` of `ids`. If the block is over, the ids are those after
-        it. Otherwise they are all of the answer's, an open block's with its opening tag.
+        The answer begins at index `start` of `ids`. If the block is over, only the ids after it are
+        returned, otherwise all of the answer's.
         """
         end, text = self._end(ids, start), self._text(ids[start:])
         if end is None:
@@ -232,11 +232,11 @@ class WordBoundaries:
     def refused(
         self, ids: Sequence[int], start: int, token: int, *, divided: bool = False
     ) -> Literal["mid_word", "reasoning"] | None:
-        """Return why the cloud model may not be asked after `ids`, as `Token.reason`; else None.
+        """Return why the cloud may not be asked after `ids`, as a `Token.reason`; None if it may.
 
         The answer begins at index `start` of `ids`. `token` is the edge model's next token, which
-        shows whether the word before it is complete. `divided` says that the last of `ids` ended a
-        completion of the cloud, so there is a boundary in any case.
+        shows whether the word before it is complete. `divided`: `ids` end with a completion of the
+        cloud model, so there is a word boundary in any case.
         """
         keeps, reasons = self._reasoning.keeps, self._reasons
         if reasons is not None and keeps(ids, start, token, inside=not reasons):

@@ -1,4 +1,4 @@
-"""`LlamaContext` and `LlamaSequence`: a llama.cpp context, and its sequences as session caches."""
+"""`LlamaContext` and `LlamaSequence`: a llama.cpp context, and the KV caches of its sequences."""
 
 import ctypes
 import time
@@ -21,20 +21,17 @@ _PARTIAL = 1  # llama.h: LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, what cannot be cut
 
 
 class LlamaContext:
-    """A llama.cpp context (`handle`), which this object frees, and the batch for its next decode.
+    """A llama.cpp context (`handle`), which `close` frees, and the batch for its next decode.
 
     `decodes` counts decodes; the outputs of one are valid until the next. `recurrent`: some layers
     hold only the state after the last id, so rollbacks need checkpoints, copies of that state.
-    `room` is the most bytes of one sequence's checkpoints, `idle` are buffers of dropped ones.
+    `room` is the most bytes of one sequence's checkpoints. `idle` has buffers for new checkpoints.
     """
 
     def __init__(
         self, handle: Any, model: Any, *, sequences: int, threads: Threads | None = None
     ) -> None:
-        """Take over `handle`, a context of `model` with `sequences` sequences.
-
-        `threads` chooses the number of threads of each decode (None: that of `handle`).
-        """
+        """Own `handle`, a context of `model`. `threads`, if given, chooses those of each decode."""
         self.handle, self._threads = handle, threads
         self.decodes = 0
         self.recurrent = bool(
@@ -67,9 +64,9 @@ class LlamaContext:
     ) -> int:
         """Put `ids` of sequence number `sequence` into the batch, the first at position `start`.
 
-        The first `at` ids of the batch stay, the others are dropped. Outputs are computed for each
-        of `ids` with `every`, for the last with `last`, else for none. Returns the index in the
-        batch of the last id.
+        The batch keeps its first `at` ids, and drops the others. Outputs are computed for each of
+        `ids` with `every`, for the last with `last`, else for none. Returns the last id's index in
+        the batch.
         """
         end = self._batch.n_tokens = at + len(ids)
         for index in range(at, end):
@@ -84,7 +81,7 @@ class LlamaContext:
         return end - 1
 
     def decode(self, *, hidden: bool) -> None:
-        """Run the batch, with hidden states if `hidden`, for `row` to read. Raises `ModelError`."""
+        """Run the batch, with hidden states if `hidden`. Raises `ModelError` if llama.cpp fails."""
         llama_cpp.llama_set_embeddings(self.handle, hidden)
         # Before it, as a pass that fails may have overwritten the views, too.
         self.decodes += 1
@@ -104,7 +101,10 @@ class LlamaContext:
             )
 
     def row(self, index: int, *, hidden: bool) -> KvRow:
-        """Return the decoded batch's output at `index`, as views; `put` must have asked for it."""
+        """Return the output of the decoded batch's id at `index`, which `put` must have asked for.
+
+        It consists of views into llama.cpp's memory, which are valid until the next decode.
+        """
         logits = self._logits.at(llama_cpp.llama_get_logits_ith(self.handle, index))
         if not hidden:
             return KvRow(logits)
@@ -139,7 +139,7 @@ class _View:
 
 
 class LlamaSequence(SequenceCache):
-    """The cache of one llama.cpp sequence. `run` returns views, valid until the context decodes."""
+    """A llama.cpp sequence's KV cache. `run` returns rows valid until the context's next decode."""
 
     spacing = 4
 
@@ -165,8 +165,8 @@ class LlamaSequence(SequenceCache):
     ) -> list[Sequence[KvRow]]:
         """Run several sequences of one context in a single pass; return the rows of each.
 
-        A run is (sequence, ids, outputs), as for `run`. Runs that are sorted by sequence number are
-        fastest. If the pass fails, the error is raised, and no sequence keeps its new ids.
+        A run is (sequence, new ids, which ids get a row: "none", "last" or "all"). Runs sorted by
+        sequence number are fastest. If the pass raises, no sequence keeps its new ids.
         """
         for sequence, _, _ in runs:
             sequence.space()
@@ -246,10 +246,10 @@ class LlamaSequence(SequenceCache):
 
 
 def examine(context: LlamaContext) -> tuple[int, bool]:
-    """Run a few ids through a recurrent model; return a checkpoint's size and `hidden`.
+    """Run a few ids through a recurrent model; return (bytes of a checkpoint, hidden).
 
-    The size is in bytes. `hidden` is whether the model returns correct logits together with hidden
-    states. The context must be empty, and is empty afterwards. Raises `ModelError`.
+    `hidden` is whether the model returns correct logits together with hidden states. The context
+    must be empty, and is empty afterwards. Raises `ModelError` if a decode fails.
     """
     sequence, rows = LlamaSequence(context, 0), list[Floats]()
     # For some hybrids (LFM2) llama.cpp leaves the head out where hidden states are asked for, and

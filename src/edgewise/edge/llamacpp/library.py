@@ -69,7 +69,7 @@ llama_cpp: Any = _Library()
 
 
 def package() -> str:
-    """Return the name of the package whose llama.cpp is used. Raises `UsageError` without any."""
+    """Return the name of the package whose llama.cpp is used. `UsageError` if there is none."""
     for name, module in _MODULES.items():
         # On Windows xllamacpp's library hands out nothing but its own module.
         if find_spec(module) is not None and (name, sys.platform) != (PREBUILT, "win32"):
@@ -78,19 +78,19 @@ def package() -> str:
 
 
 def build() -> str:
-    """Return "NAME VERSION" of the package whose llama.cpp is used. Raises as `package`."""
+    """Return "NAME VERSION" of the package whose llama.cpp is used. `UsageError` without one."""
     name = package()
     return f"{name} {_version(name)}"
 
 
 def how_to_compile() -> str:
-    """Return the hint "COMMAND compiles one for this machine"; the command builds llama.cpp."""
+    """Return the hint "COMMAND compiles one for this machine", where one is a llama.cpp."""
     command = f"{_WITHOUT_AMX} {_COMPILE}" if "amx_tile" in processor() else _COMPILE
     return f"{command} compiles one for this machine"
 
 
 def processor() -> frozenset[str]:
-    """Return the processor's instruction sets, such as "avx2"; empty on systems but Linux."""
+    """Return the processor's instruction sets, such as "avx2"; an empty set unless on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -103,7 +103,7 @@ def processor() -> frozenset[str]:
 
 
 def beyond_prebuilt() -> bool:
-    """Return whether the processor has AVX-512 VNNI, which the prebuilt library does not use."""
+    """Return whether the processor has AVX-512 VNNI, which xllamacpp's library does not use."""
     return "avx512_vnni" in processor()
 
 
@@ -282,9 +282,9 @@ int llama_vocab_n_tokens ptr
 def load_library(path: Path, *, backends: bool = False) -> SimpleNamespace:
     """Load the library at `path`; return its functions, structs and constants as attributes.
 
-    With `backends`, the code that computes is in separate libraries in the same folder; the best
-    one that this processor can run is loaded. Raises `OSError` if the library cannot be loaded,
-    `UsageError` if it lacks one of the functions, or if this processor can run no backend.
+    With `backends`, ggml's backends are separate libraries in the same folder, and the best one
+    that this processor can run is loaded. Raises `OSError` if the library cannot be loaded,
+    `UsageError` if it lacks a function declared here, or if this processor can run no backend.
     """
     library = ctypes.CDLL(str(path))
     calls: dict[str, Any] = {}

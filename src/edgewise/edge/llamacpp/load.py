@@ -1,7 +1,7 @@
 """Loads GGUF files with llama.cpp; for a file that cannot be loaded, `ModelError` says why.
 
-A new file, with all its parts, is first loaded by a child process, which also computes a token
-unless the file is large. A file that passed is remembered until it or llama.cpp changes.
+Since llama.cpp may crash on a damaged file, a child process loads each new file first, and computes
+a token unless it is large. A file that passed is remembered until it or llama.cpp changes.
 """
 
 import ctypes
@@ -74,7 +74,7 @@ def load_weights(
 
     `gpu_layers` is how many layers go to a GPU ("auto": all, if there is one); more than 0 raise
     `UsageError` if llama.cpp is built for CPUs. `vocabulary_only` loads no weights. Raises
-    `ModelError` for a bad file.
+    `ModelError` for a file that is no GGUF, or that a child process cannot load.
     """
     with path.open("rb") as file:
         begin = file.read(9)
@@ -92,10 +92,11 @@ def load_weights(
 def open_weights(
     path: Path, *, gpu_layers: int, repack: bool = True, vocabulary_only: bool = False
 ) -> Any:
-    """Load the model in the GGUF at `path`, as `load_weights` does, but unchecked.
+    """Load the GGUF at `path` without trying it in a child process; return llama.cpp's handle.
 
-    No child process tries the file first, so it may crash this process. `gpu_layers` of -1 are all
-    layers. `repack` lets llama.cpp rearrange weights for the processor. Raises `ModelError`.
+    A damaged file may crash this process. `gpu_layers` of -1 are all layers. `repack` lets
+    llama.cpp rearrange weights for the processor. `vocabulary_only` loads no weights. Raises
+    `ModelError` if llama.cpp refuses the file, or if the model is not decoder-only.
     """
     llama_cpp.llama_log_set(_log_callback(), ctypes.c_void_p(0))
     llama_cpp.llama_backend_init()
@@ -118,8 +119,8 @@ def new_context(
 ) -> LlamaContext:
     """Create a llama.cpp context for `sequences` sequences of `context` ids each.
 
-    The caller closes it. `path` is for errors. `threads` is the number of threads, or the `Threads`
-    that choose it. Raises `ModelError` if memory does not suffice, or if `model` is no decoder.
+    The caller closes it. `path` is for errors. `threads` is a number, or the `Threads` that choose
+    it for each decode. Raises `ModelError` if memory does not suffice, or if `model` is no decoder.
     """
     params = llama_cpp.llama_context_default_params()
     params.n_ctx = context * sequences
@@ -198,7 +199,8 @@ def _no_decoder(path: Path) -> ModelError:
 def load_in_child(request: bytes) -> bytes:
     """Load a file; return empty bytes, or why llama.cpp refuses it. Runs in the child process.
 
-    `request` is b"1" (vocabulary only) or b"0", then the path. The reason: a `ModelError` as JSON.
+    `request` is b"1" (vocabulary only) or b"0", then the path. The reason is a JSON array: message,
+    hint and setting of a `ModelError`.
     """
     try:
         _try_out(Path(os.fsdecode(request[1:])), vocabulary_only=request[:1] == b"1")
@@ -245,10 +247,10 @@ _log = logging.getLogger(__name__)
 
 
 def require_survived(path: Path, *, vocabulary_only: bool = False) -> None:
-    """Load a file in a child process, unless it is bundled or passed before.
+    """Load a file in a child process, unless it ships with Edgewise or passed before.
 
-    With `vocabulary_only`, only the tokenizer is loaded. Raises `ModelError` if the child dies,
-    takes too long, or says that llama.cpp refuses the file. If none can start, only logs a warning.
+    With `vocabulary_only`, only the tokenizer is loaded. Raises `ModelError` if a part is missing,
+    or if the child dies, takes too long or refuses the file. If none can start, it logs a warning.
     """
     # Edgewise's own files need no test.
     if path.resolve().parent == bundled("edge").resolve().parent:

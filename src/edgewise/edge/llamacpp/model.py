@@ -2,7 +2,7 @@
 
 One llama.cpp context serves every session of a model; a session is a llama.cpp sequence. A decode
 yields logits and the post-final-norm hidden state together. A prompt is prefilled without logits
-and hidden states, except for its last id. Recurrent and hybrid models use checkpoints.
+and hidden states, except for its last id. Recurrent and hybrid models roll back to checkpoints.
 """
 
 import ctypes
@@ -43,10 +43,7 @@ def _sampling(model: Any) -> Mapping[str, float]:
 
 
 class LlamaModel(EngineModel):
-    """A GGUF model that llama.cpp runs in this process. Implements `EdgeModel`.
-
-    Keyword arguments, as in `LlamaModel(address, slots=4)`, are fields of `EdgeOptions`.
-    """
+    """A GGUF model run by llama.cpp in this process. Keyword arguments are `EdgeOptions` fields."""
 
     engine = "llama.cpp"
     kind_of_slots = SharedSlots
@@ -104,7 +101,7 @@ class LlamaModel(EngineModel):
         llama_cpp.llama_model_free(self._model)
 
     def new_context(self, sequences: int) -> LlamaContext:
-        """Create a context for `sequences` times `self.context` ids; close it before the model."""
+        """Create a llama.cpp context for `sequences` sequences; close it before the model."""
         # Found by each context for itself: they may run at the same time.
         threads = self._options.threads or Threads(self.threads)
         return new_context(

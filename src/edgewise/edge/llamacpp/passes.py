@@ -1,4 +1,4 @@
-"""`SharedSlots`: waiting sessions of llama.cpp share a pass; one thread a process runs passes."""
+"""`SharedSlots`: waiting llama.cpp sessions share a forward pass; one thread runs all passes."""
 
 import os
 import threading
@@ -40,7 +40,7 @@ class _Queued:
 
 
 class SharedSlots(Slots):
-    """`Slots` of a llama.cpp context: the steps that are waiting are computed in one pass."""
+    """`Slots` of a llama.cpp context: one forward pass serves all sessions that wait for a step."""
 
     def __init__(self, caches: Sequence[LlamaSequence], **options: Any) -> None:
         super().__init__(caches, **options)
@@ -72,8 +72,8 @@ class SharedSlots(Slots):
     def share(self) -> list[_Queued]:
         """Remove the runs of the next pass from the queue `line`; return them sorted by sequence.
 
-        A pass has all runs that wait for steps (as many as fit), or a single run over a prompt's
-        ids; if both wait, they take turns.
+        They are all the runs that wait for steps (as many as fit), or a single run over ids of a
+        prompt. If both kinds wait, passes alternate between them.
         """
         # Not mixed: a prompt's ids need no logits, and llama.cpp computes those of all ids in a
         # pass that returns any hidden state.

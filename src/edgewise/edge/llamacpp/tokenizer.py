@@ -33,7 +33,7 @@ class LlamaTokenizer:
         self._pieces: dict[int, bytes] = {}
 
     def close(self) -> None:
-        """Called before the model is freed; later calls that need llama.cpp raise `UsageError`."""
+        """Let the model be freed; later calls that need llama.cpp raise `UsageError`."""
         with self._lock:
             self._closed = True
             self._pieces.clear()

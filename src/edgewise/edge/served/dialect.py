@@ -1,6 +1,6 @@
-"""`Dialect`: a model that a server runs, asked in token ids, whatever the server's API.
+"""`Dialect`: asks a server for tokens of its model, in token ids, whatever the server's API.
 
-Where a server takes text, the ids are sent as text, and the texts of its tokens become ids.
+Where the server takes text, it is sent the text of the ids; the texts of its tokens become ids.
 """
 
 import logging
@@ -57,10 +57,10 @@ class ServedToken(NamedTuple):
 
 
 class Dialect:
-    """A model that a server runs, which takes and returns ids. Any method may raise `EdgeError`.
+    """The model of a server. Methods take and return ids; `EdgeError` if the server fails.
 
-    `kind` describes the server's API, `server` sends the requests, `described` is what the server
-    says of the model. `tokenizer` is the model's; set it before a call that requests tokens.
+    `kind` describes the server's API, `server` sends the requests, `described` is the server's
+    report on the model. `tokenizer` is the model's; set it before a call that requests tokens.
     """
 
     tokenizer: Tokenizer
@@ -83,7 +83,7 @@ class Dialect:
     def vocabulary_matches(self) -> bool:
         """Return whether server and `tokenizer` have the same number of ids, and tokenize alike.
 
-        Both tokenize the strings `PROBES`. The number of ids is compared if the server reports it.
+        Both tokenize five test strings. The number of ids is compared if the server reports it.
         """
         same = self.described.size in (None, self.tokenizer.size)
         return same and all(map(self.reads_alike, PROBES))
@@ -111,9 +111,10 @@ class Dialect:
     ) -> Generator[ServedToken]:
         """Stream the tokens that the model writes greedily after `ids`, at most `tokens` of them.
 
-        `top` is the number of candidates (likeliest ids) for each. The stream ends early at a
-        token without candidates, or with a text that no id has. Closing the generator cancels
-        the request. `seed` is a random number of the session; it changes no token (see `overrun`).
+        `top` is the number of candidates (likeliest ids) for each. The stream ends early at a token
+        without candidates, or whose text belongs to no id. Closing the generator cancels the
+        request. `seed`, a random number, marks the session's slot in the server's list of slots; it
+        changes no token.
         """
         if self.kind.chunk is not None:
             yield from self._in_chunks(ids, tokens, top, self.kind.chunk)
@@ -159,7 +160,8 @@ class Dialect:
     def single(self, ids: Sequence[int], top: int, seed: int) -> ServedToken | None:
         """Request the one token after `ids` of which `stream` got no candidates, and return it.
 
-        None if it has no such request; then call `stream` again. `top` and `seed`: as for `stream`.
+        `top` and `seed` are those of `stream`. Returns None if the server's API has no request for
+        that; then call `stream` again.
         """
         wanted = self._whole_of(list(ids), 1, top, seed)
         if (asked := self.kind.single(wanted, self.end.token)) is None:
@@ -172,9 +174,10 @@ class Dialect:
         return _by_id(rows[0])
 
     def overrun(self, seed: int) -> int | None:
-        """Wait until the server frees the slot of the stream with this `seed`, at most `LINGER` s.
+        """Wait up to `LINGER` (5) seconds until the server frees the slot of a closed stream.
 
-        Returns how many tokens the stream had written by the server's list; None if unlisted.
+        `seed` is the one of that stream. Returns how many tokens the stream had written when the
+        server last listed its slot; None if it was not listed.
         """
         # A server notices only at its next token that a stream is closed. Until then the session's
         # next request would be given another slot, without the KV cache.
@@ -189,7 +192,7 @@ class Dialect:
         return written
 
     def computed(self, ids: Sequence[int]) -> int | None:
-        """Send a prompt; return how many ids the server computed, None if it does not report it."""
+        """Send a prompt; return how many ids were not in the server's KV cache, None if unknown."""
         return self._metered(self.prompt(ids))[1]
 
     @cached_property
@@ -229,10 +232,7 @@ class Dialect:
         return [None] if ids is None else [ServedToken(token, [(token, 0.0)]) for token in ids]
 
     def _whole(self, ids: Sequence[int], most: int, top: int) -> list[ServedToken]:
-        """Return up to `most` tokens after `ids` from a whole reply, up to the end of a character.
-
-        If the reply's text is not that of its tokens, return those of the first character alone.
-        """
+        """Return up to `most` tokens after `ids` from a whole reply, to the end of a character."""
         # One more than is used: mlx_lm.server 0.32 ends for good if it is to continue exactly
         # what its cache holds.
         event = self._event(self.kind.stream(self._whole_of(self.prompt(ids), most + 1, top)))
@@ -251,10 +251,7 @@ class Dialect:
         return tokens[: (max if texts[-1] == said else min)(whole, default=0)]
 
     def _text(self, ids: Sequence[int]) -> str:
-        """Return a text that the server reads as `ids`, or as ids with the same control tokens.
-
-        Raises `EdgeError` if there is no such text, or if `ids` end inside a character.
-        """
+        """Return the text to send for `ids`. Raises `EdgeError` if there is none (see `prompt`)."""
         read = self.tokenizer.encode_prompt
         # The server puts a BOS before a text by itself.
         special, start = self.tokenizer.special, read("")
@@ -340,7 +337,7 @@ def found_at(server: Server, model: str | None, context: int | None) -> Dialect:
     """Find out which of `SERVERS` runs at `server`; return the model there as a `Dialect`.
 
     `model` is the model's name (None: the server's only one), `context` the wanted context in ids.
-    Raises `UsageError` without such a model or context, `EdgeError` if none of `SERVERS` answers.
+    Raises `UsageError` if the server lacks either, `EdgeError` if it is none of `SERVERS`.
     """
     for kind in SERVERS:
         if (described := described_at(kind, server, model, context)) is not None:
@@ -357,7 +354,8 @@ def described_at(
 ) -> ServedModel | None:
     """Return what `server` says of the model; None if it is not a server of this `kind`.
 
-    `model` and `context`, and the `UsageError` if the server lacks them, are as for `found_at`.
+    `model` is the model's name (None: the server's only one), `context` the wanted context in ids.
+    Raises `UsageError` if the server lacks either, `EdgeError` if it does not answer.
     """
     first, *others = kind.asks
     if (reply := server.found(first)) is None:

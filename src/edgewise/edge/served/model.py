@@ -22,7 +22,11 @@ from edgewise.servers.base import LONGEST_NAME
 
 
 def open_server(address: str, options: EdgeOptions) -> "ServedEdge":
-    """Open the edge model that a server at a URL runs. Raises `UsageError` or `EdgeError`."""
+    """Open the edge model that a server at a URL runs.
+
+    Raises `UsageError` for a URL or options that do not fit, or if the model's tokenizer is missing
+    or another than the server's; `EdgeError` if the server does not answer as it should.
+    """
     if options.threads is not None or options.gpu_layers != "auto":
         raise UsageError(
             "threads and gpu-layers do not apply to an edge model at a URL",
@@ -102,8 +106,8 @@ class ServedEdge(EdgeModel):
         """Measure what the server computes again after the cloud changes a token.
 
         A stream is closed after one token, then its prompt is sent with another last id. Returns
-        the length of the prompt, how many of its ids the server computed again, and how many tokens
-        of the closed stream were written but not read (None if unknown). Returns None if the server
+        the length of the prompt, how many of its ids the server then computed, and how many tokens
+        of the closed stream were written but not read (None: unknown). Returns None if the server
         does not report how many ids it computed.
         """
         dialect, seed = self._dialect, secrets.randbits(31)

@@ -79,7 +79,7 @@ class Server:
 
     @contextmanager
     def lines(self, request: Request) -> Generator["Lines"]:
-        """Context manager: send a request, yield its streamed reply. Raises `EdgeError`."""
+        """Context manager: send a request, yield the reply's lines. `EdgeError` unless HTTP 200."""
         with self._opened(request) as response:
             yield Lines(self, response)
 

@@ -28,7 +28,7 @@ _LEAST, _SURE = -1e30, 1e-3
 
 
 class TopStep(Step):
-    """A `Step` from the k likeliest ids and logprobs; the others are assumed to share the rest."""
+    """A `Step` from a server's k likeliest ids; the other ids share the remaining probability."""
 
     def __init__(
         self, ids: Ids, logprobs: Floats, written: Written | None, size: int, *, position: int
@@ -94,7 +94,7 @@ class TopStep(Step):
 
 
 class ServedSession(EdgeSession):
-    """An `EdgeSession` of a `ServedEdge`. `step` and `steps` may raise `EdgeError`."""
+    """An `EdgeSession` of a `ServedEdge`. Its steps raise `EdgeError` if the server fails."""
 
     def __init__(
         self,
@@ -140,7 +140,8 @@ class ServedSession(EdgeSession):
     def open(self, ids: Sequence[int]) -> int:
         """Make `ids` the sequence; return how many leading ones the server should have cached.
 
-        Raises `UsageError` also for `ids` that `Dialect.prompt` cannot send as text.
+        Raises `ContextOverflow` if they do not fit, `UsageError` once closed, or for ids that are
+        unknown or cannot be sent as text.
         """
         self._require_room(0, ids)
         try:

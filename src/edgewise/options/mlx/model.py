@@ -1,8 +1,8 @@
 """`MlxModel`: an edge model that mlx-lm runs.
 
-A model is a folder with `config.json` and safetensors, in MLX's quantised form or unquantised. A
-config's `model_file` (code) is never run, and no network request is made. One pass gives the logits
-of every id and the hidden state that the model's head reads.
+A model is a folder with `config.json` and safetensors, in MLX's quantised form or unquantised. Code
+that the config names (`model_file`) is never run, and no network request is made. A forward pass
+gives the logits after every id, and the hidden state that the model's output layer reads.
 """
 
 import platform
@@ -48,7 +48,7 @@ _ASIDE = "hf_quant_config.json"  # other tools' description of quantisation, whi
 
 
 def modules() -> list[Any]:
-    """Import and return mlx.core and mlx_lm. Raises `UsageError` if missing or unsupported here."""
+    """Return [mlx.core, mlx_lm]. `UsageError` if one is missing or the platform is unsupported."""
     here = platform.system(), platform.machine()
     if here not in _BUILDS:
         raise UsageError(
@@ -193,8 +193,9 @@ def _check_size(folder: Path, model: Any, arrays: list[Any], held: int) -> None:
 class MlxCache(SequenceCache):
     """The KV cache of one sequence.
 
-    Attention's keys and values are trimmed in place. The states of recurrent layers, and of sliding
-    windows that have dropped ids, cannot be: `SequenceCache` keeps copies of them (checkpoints).
+    Rollbacks trim attention's keys and values in place. They cannot trim states of recurrent
+    layers, nor sliding windows that dropped ids: `SequenceCache` keeps copies of these
+    (checkpoints).
     """
 
     def __init__(self, model: "MlxModel", *, room: int) -> None:
@@ -218,7 +219,7 @@ class MlxCache(SequenceCache):
 
     @property
     def cuttable(self) -> bool:
-        """Whether any number of last ids can be cut now; a sliding window allows it until full."""
+        """Whether any number of last ids can be cut: not with recurrent layers or full windows."""
         return self.rewinds != "no" and all(part.is_trimmable() for part in self._copied)
 
     def _compute(self, ids: Sequence[int], outputs: Outputs, *, hidden: bool) -> Sequence[KvRow]:
@@ -337,7 +338,7 @@ class MlxModel(FolderModel):
         self._seen = entered
 
     def new_cache(self) -> list[Any]:
-        """Return an empty cache of mlx-lm's own, one object for each layer."""
+        """Return an empty cache as mlx-lm makes it: a list with one object for each layer."""
         return import_module("mlx_lm.models.cache").make_prompt_cache(self._model)
 
     def run(self, ids: Sequence[int], cache: list[Any], outputs: Outputs) -> list[Any]:

@@ -1,12 +1,10 @@
 """`OnnxModel`: an edge model that onnxruntime-genai runs.
 
-A model is a folder with `genai_config.json`, as onnxruntime-genai's model builder writes it. If it
-names libraries to load (but the runtime's own for Qualcomm chips), or files elsewhere, the folder
-is refused.
-
-Logits of every id come from the graph's output; hidden states only if the model was built with
-`include_hidden_states`. Each session is a generator with its own KV cache, and rolls back by
-`rewind_to`. A forward pass holds Python's global interpreter lock, so threads take turns.
+A model is a folder with `genai_config.json`, as onnxruntime-genai's model builder writes it. The
+folder is refused if this file names files elsewhere, or libraries to load (other than the runtime's
+own for Qualcomm chips). Logits of every id come from the graph's output; hidden states only if the
+model was built with `include_hidden_states`. Each session is a generator with its own KV cache, and
+rolls back by `rewind_to`. A forward pass holds Python's GIL, so threads take turns.
 """
 
 import json
@@ -63,7 +61,7 @@ class _Decoder(msgspec.Struct, frozen=True):
 
 
 class OnnxDescription(msgspec.Struct, frozen=True):
-    """A model's type, vocabulary size, context length and output names in `genai_config.json`."""
+    """What is read of `model` in `genai_config.json`; `decoder` names the graph's outputs."""
 
     type: str
     vocab_size: Annotated[int, msgspec.Meta(ge=1)]
@@ -175,10 +173,7 @@ class OnnxCache(SequenceCache):
     def __init__(
         self, new: Callable[[], Any], outputs: tuple[str, str], *, rewinds: Rewinds = "anywhere"
     ) -> None:
-        """Start empty; the first run calls `new()`, which makes the library's generator.
-
-        `outputs` are the graph's names of the logits and of the hidden states.
-        """
+        """Start empty. `new()` makes a generator; `outputs` names its logits and hidden states."""
         self._new, self.rewinds = new, rewinds
         self._logits, self._hidden = outputs
         super().__init__()

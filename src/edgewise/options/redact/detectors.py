@@ -1,6 +1,6 @@
 """Detectors of private words: e-mail and IP addresses, phones, IBANs, payment cards, secrets.
 
-Each yields the spans of such words in a text. Phone numbers need `edgewise[redact]`.
+The method `find` yields the spans of such words in a text. `Phone` needs `edgewise[redact]`.
 """
 
 import ipaddress
@@ -148,9 +148,9 @@ def _is_account(written: str) -> bool:
 class Phone:
     """Finds phone numbers that are valid in their country.
 
-    A number with a country code may be of any country. One without must be valid in one of
-    `REGIONS`. In addition, one of these must hold: it begins with a zero, it follows a word such as
-    "phone", or its digits are grouped as is usual in that region.
+    A number with a country code may be of any country. A number without one must be valid in one of
+    `REGIONS`, and must also begin with a zero, follow a word such as "phone", or have its digits
+    grouped as is usual in that region.
     """
 
     labels = ("PHONE",)
@@ -244,7 +244,10 @@ BITS = 4.0
 
 
 class Secret:
-    """Finds keys of known services, private keys, `password: ...` and the like, random strings."""
+    """Finds API keys, private keys, passwords, and strings that look random.
+
+    Passwords are found in URLs, and after words such as `password:` or `token=`.
+    """
 
     labels = ("SECRET",)
 
@@ -290,7 +293,7 @@ def _kind(char: str) -> int:
 class Words:
     """Finds words that the user listed, in any case and spacing, but not inside longer words.
 
-    In scripts that put no spaces between words they are found anywhere.
+    Words of scripts without spaces, such as Chinese, are found inside longer text as well.
     """
 
     labels = ("WORD",)

@@ -35,11 +35,11 @@ _log = logging.getLogger(__name__)
 
 
 class Local(Blocked):
-    """Raised for a text with a word of a class that setting `redact` marks local (iban=local)."""
+    """Raised for a private word of a class that setting `redact` marks local (iban=local)."""
 
 
 def detectors_of(rules: Redaction) -> dict[str, Detector]:
-    """Return a detector per class of `rules`, such as "email". `UsageError` if a class has none."""
+    """Return a detector for each class in `rules`, by class. `UsageError` if one cannot be made."""
     return {
         name: Words(rules.words) if name == WORDS else DETECTORS.load(name)()
         for name in rules.treatments
@@ -59,10 +59,10 @@ class Redacted:
         self.name = f"redacted: {rules}"
 
     def local_only(self, before: Context) -> bool:
-        """Return whether the conversation in `before` has a word that is to stay on the device.
+        """Return whether the conversation in `before` may be sent to trusted clouds only.
 
-        Setting `redact` marks its class (iban=local). Then only clouds on hosts in setting `trust`
-        are sent anything of the conversation. False if a detector failed: `of` raises `Blocked`.
+        True if it has a private word of a class that the setting `redact` marks local (iban=local).
+        Setting `trust` lists trusted hosts. False if a detector failed: `of` then raises `Blocked`.
         """
         try:
             return isinstance(self._seen(before), Local)
@@ -71,7 +71,7 @@ class Redacted:
             return False
 
     def of(self, before: Context) -> "RedactedContext":
-        """Return the conversation in `before`, redacted. Raises `Blocked` if it may not leave."""
+        """Return the conversation in `before`, redacted. Raises `Blocked` if it may not be sent."""
         seen = self._seen(before)
         if isinstance(seen, Local):
             raise seen
@@ -128,9 +128,9 @@ class Redacted:
 
 
 class RedactedContext:
-    """One answer's redaction: a `FilteredContext` that replaces private words by placeholders.
+    """Redacts a conversation (`shown`, with placeholders) and its answer; a `FilteredContext`.
 
-    Equal texts are redacted alike, so the cloud can reuse its KV cache of an earlier text.
+    Equal conversations get equal placeholders, so the cloud can reuse its KV cache of them.
     """
 
     def __init__(self, before: Context, redaction: Redacted) -> None:
@@ -148,11 +148,12 @@ class RedactedContext:
             self.shown = Context(tuple(replace(one, content=text) for one, text in pairs))
 
     def answer(self, written: str, begun: str | None = None) -> FilteredAnswer:
-        """Return `written`, the answer so far, with placeholders, and a function to undo them.
+        """Return `written`, the answer so far, with placeholders for private words.
 
-        `begun` is the same answer with tool call markers that are control tokens, which `written`
-        lacks; None if there are none. Raises `Blocked` if `written` may not be sent; the error's
-        `open` is True if the only reason is its end, which may be half a private word.
+        The result's `restored` puts the words back into the cloud's reply. `begun` is the same
+        answer with the text of control tokens that mark tool calls, which `written` lacks; None if
+        it has none. Raises `Blocked` if `written` may not be sent. The error's `open` is True if
+        the only reason is the end of `written`, which may be the beginning of a private word.
         """
         known = self._known.copy()
         places = known.places(written, self._filter.find(written))

@@ -1,6 +1,7 @@
 """Placeholders that replace a conversation's private words in the text that the cloud reads.
 
-`<EMAIL_1>` replaces the first e-mail address, wherever it occurs, `<TEXT_1>` what looks like one.
+`<EMAIL_1>` replaces the first e-mail address wherever it occurs. Text that looks like a placeholder
+itself is replaced, too, by `<TEXT_1>` and so on.
 """
 
 import re
@@ -78,7 +79,7 @@ _PARTS = re.compile(r"[/\\&:]")
 
 
 class Forms:
-    """Patterns of placeholders with `labels` such as EMAIL, and of text that looks like one."""
+    """Finds placeholders in text, however they are written. `labels` are words such as EMAIL."""
 
     def __init__(self, labels: Iterable[str]) -> None:
         self.labels = sorted({*labels, LITERAL}, key=lambda one: (-len(one), one))
@@ -105,9 +106,10 @@ class Forms:
         ]
 
     def open_from(self, text: str) -> tuple[int, bool] | None:
-        """Return where an incomplete placeholder at the end of `text` starts, or None.
+        """Return where an incomplete placeholder at the end of `text` begins; None without one.
 
-        The second value is True if it can hardly be anything else, False if it only may be one.
+        The second value is True if the end is almost surely a placeholder, such as "<EMAI". It is
+        False if it may also be other text, such as "<" alone.
         """
         before = max(0, len(text) - _LONGEST)
         for found in self._open.finditer(text, before):
@@ -121,7 +123,7 @@ class Forms:
 
 
 class Placeholders:
-    """A conversation's placeholders by word (`names`), numbered as they appear. Not thread-safe."""
+    """A conversation's placeholders: `names` maps private words to them. Not thread-safe."""
 
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
@@ -137,9 +139,10 @@ class Placeholders:
     def places(self, text: str, found: Iterable[Span]) -> list[Span]:
         """Return the spans of `text` to replace, in order, none overlapping.
 
-        These are the spans `found`, other occurrences of those words and of words that were found
-        earlier (if they have three characters or more), and text that looks like a placeholder.
-        Raises `Blocked` if the conversation has more than `MOST_FOUND` private words.
+        They are: the private words `found`; other occurrences in `text` of these words, and of
+        words found earlier in the conversation, if they have three characters or more; and text
+        that looks like a placeholder. Raises `Blocked` if the conversation has more than
+        `MOST_FOUND` private words.
         """
         spans, read = list(found), Normal(text)
         labels = {text[one.start : one.end]: one.label for one in spans}
@@ -166,10 +169,10 @@ class Placeholders:
     def restored(self, reply: str, *, begun: str, ended: bool) -> Restored:
         """Return the cloud's `reply` with each placeholder replaced by its word.
 
-        The text ends early before an unknown placeholder, or an incomplete one at the end. With
-        `ended` the reply is complete: an end that only may be half of one is then kept. `begun` is
-        the answer before the reply, with its words restored. Inside a tool call, URL or link a
-        placeholder is kept unless its word is there already.
+        The text ends before a placeholder that has no word, or before an incomplete one at the
+        reply's end. With `ended` the reply is complete, and an end that only may be a placeholder
+        is kept. `begun` is the answer before the reply, with private words. Inside a tool call, URL
+        or link a placeholder stays, unless the call, URL or link already contains its word.
         """
         words = {name: word for word, name in self.names.items()}
         half = self._forms.open_from(reply)
@@ -250,10 +253,7 @@ def _is_over(sign: re.Match[str]) -> bool:
 
 
 def _leaves(one: re.Match[str], signs: re.Pattern[str]) -> bool:
-    """Return whether what the match `one` begins has ended: at a blank, or a bracket too many.
-
-    `signs` matches the blanks and brackets that count. False if over 32 brackets are open.
-    """
+    """Return whether what `one` begins has ended by `signs`: at a blank, or a bracket too many."""
     depth = 0
     for sign in signs.finditer(one.string, one.end()):
         depth += 1 if sign[0] in "{[(" else -1 if sign[0] in "}])>" else 0

@@ -29,10 +29,7 @@ class RedisLimits(LimitStore):
     """Counts the tokens that each API key used on each day, in a Redis that gateways share."""
 
     def __init__(self, url: str) -> None:
-        """Set up a client for `url`, without connecting. Errors never show a password in it.
-
-        Raises `UsageError` if the redis package is missing or the address is not one of a Redis.
-        """
+        """Set up a client, without connecting. `UsageError` if `url` is wrong or redis missing."""
         try:
             from redis.asyncio import Redis
             from redis.asyncio.retry import Retry
@@ -62,7 +59,7 @@ class RedisLimits(LimitStore):
         self._add = self._redis.register_script(_ADD_IN_REDIS)
 
     async def open(self) -> None:
-        """Connect once. Raises `LimitsDown` for a failure, `UsageError` for a refused password."""
+        """Test the connection. Raises `LimitsDown` if it fails, `UsageError` on a refused login."""
         from redis.exceptions import AuthenticationError, AuthorizationError
 
         try:

@@ -245,7 +245,7 @@ class TransformersModel(FolderModel):
         self._seen = inputs[0]
 
     def new_cache(self) -> Any:
-        """Return an empty cache of transformers'. It keeps all ids, unless attention is chunked."""
+        """Return an empty `DynamicCache`. Unless attention is chunked, it never drops ids."""
         cache: Any = self.kinds.DynamicCache(config=self._config)
         if "chunked_attention" not in (getattr(self._config, "layer_types", None) or ()):
             cache.layers = [_whole(self.kinds, layer) for layer in cache.layers]

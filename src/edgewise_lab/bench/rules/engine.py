@@ -1,8 +1,8 @@
-"""Decodes many answers together, each in a row of its own and by its own rule.
+"""Decodes many answers together, each as a row of a batch and by its own rule.
 
-A rule decides which tokens the cloud writes. Both models read every token, so one forward pass of
-each serves routers and verification alike. Tokens of the edge that a rule lets stand at first and
-then replaces stay in the KV caches and are masked.
+A rule decides which tokens the cloud writes. Both models read every token: one forward pass of each
+serves rules that route and rules that verify. Edge tokens that a rule rolls back stay in the KV
+caches, and are masked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ _EVERY = 16
 
 
 class RowAnswer(NamedTuple):
-    """An answer's ids [n]; whether the cloud wrote each, and the `Rule`'s signal there."""
+    """An answer's ids [n]; for each, whether the cloud wrote it, and the signal of its `Rule`."""
 
     ids: NDArray[np.int64]
     by_cloud: NDArray[np.bool_]
@@ -38,7 +38,7 @@ Asked = tuple[int, Rule, float]
 
 
 class RowEngine:
-    """Decodes answers, one a row, with both models (of one vocabulary) in step on one device."""
+    """Decodes a batch of answers (rows) with an edge and a cloud model of one vocabulary."""
 
     def __init__(self, edge: RowModel, cloud: RowModel, tokenizer: Tokenizer) -> None:
         self.torch: Any = edge.torch
@@ -58,7 +58,7 @@ class RowEngine:
     def answers(
         self, prompts: Sequence[Sequence[int]], rooms: Sequence[int], asked: Sequence[Asked]
     ) -> list[RowAnswer]:
-        """Return an answer for each of `asked`, made in one batch.
+        """Return an answer for each of `asked` (prompt's index, rule, threshold), in one batch.
 
         `prompts` are token ids; an answer to `prompts[i]` has at most `rooms[i]` tokens.
         """
@@ -75,9 +75,9 @@ class RowEngine:
         asked: Sequence[Asked],
         rows: int | None = None,
     ) -> Iterator[list[RowAnswer]]:
-        """Yield the `answers` in batches of at most `rows`, in the order of `asked`.
+        """Yield what `answers` returns, in the order of `asked`: a list for each batch.
 
-        `rows` defaults to `ROWS_ON_GPU` or `ROWS_ON_CPU`.
+        A batch has at most `rows` answers: by default `ROWS_ON_GPU` (512) or `ROWS_ON_CPU` (32).
         """
         size = rows or (ROWS_ON_GPU if self.device.type != "cpu" else ROWS_ON_CPU)
         for begin in range(0, len(asked), size):

@@ -1,4 +1,4 @@
-"""Models that decode many rows together: run by transformers, from safetensors or a GGUF."""
+"""Models that decode many answers (rows) together, by transformers, from safetensors or a GGUF."""
 
 from collections.abc import Sequence
 from inspect import signature
@@ -20,10 +20,10 @@ PREFILLED = 64
 
 
 class RowModel:
-    """A causal language model that decodes many rows of ids together.
+    """A causal language model that decodes a batch of rows; each row is one sequence of ids.
 
-    Ids are masked later, so layers other than attention raise `UsageError`. `context` is its
-    longest sequence in ids; `fingerprint` is as in `EdgeModel`.
+    Ids that are rolled back are only masked, so layers other than attention raise `UsageError`.
+    `context` is the longest sequence in ids, `fingerprint` a hash of the weights.
     """
 
     def __init__(self, network: Any, fingerprint: str = "") -> None:
@@ -45,7 +45,8 @@ class RowModel:
     def begin(self, ids: Tensor, mask: Tensor, rows: Tensor) -> Tensor:
         """Prefill prompts into a new KV cache; return the logits [rows, vocabulary] after them.
 
-        `ids` and `mask` are as `padded` returns them; `rows` has the index of each row's prompt.
+        `ids` [prompts, columns] are left-padded; `mask` is 0 there, else 1. `rows` [rows] holds the
+        index of each row's prompt.
         """
         caches: list[Any] = []
         logits: list[Tensor] = []
@@ -65,8 +66,8 @@ class RowModel:
     def step(self, ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         """Add `ids` [rows, n] to the KV cache; return the logits [rows, vocabulary] after the last.
 
-        `places` [rows, n] are their positions. `mask` [rows, columns] is 1 for each id of the KV
-        cache, and then of `ids`, that attention may see.
+        `places` [rows, n] are their positions. `mask` [rows, columns] has a column for each id in
+        the KV cache, then for each of `ids`: 1 if attention may see the id, else 0.
         """
         with self.torch.inference_mode():
             made = self._network(
@@ -80,7 +81,7 @@ class RowModel:
         return made.logits[:, -1]
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only these rows of the KV cache, in this order; an index may occur twice."""
+        """Keep the rows of the KV cache with these indices, in this order; one may occur twice."""
         self._cache.batch_select_indices(rows)
 
 
@@ -90,8 +91,9 @@ _ATTENTION = {"full_attention", "sliding_attention"}
 def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto") -> RowModel:
     """Open the model at an address: one that transformers loads, or a GGUF of Qwen2 or Llama.
 
-    It runs in float32 on the CPU, else in bfloat16. `role` says which model "bundled" is. Raises
-    `AddressError`, `ModelError`, or `UsageError` without libraries or device.
+    It runs in float32 on the CPU, else in bfloat16. `role` says which bundled model "bundled"
+    names. Raises `AddressError` if nothing is there, `ModelError` for an unusable file, and
+    `UsageError` for another engine's model, missing libraries or a device that torch lacks.
     """
     torch, transformers = imported("transformers", "torch", "transformers")
     device = device_of(torch, device)
@@ -113,7 +115,7 @@ def open_rows(address: str, role: Literal["edge", "cloud"], device: str = "auto"
 
 
 def device_of(torch: Any, name: str) -> str:
-    """Return `name`, or for "auto" an accelerator or "cpu"; `UsageError` for what torch lacks."""
+    """Return device `name`; for "auto" an accelerator or "cpu". `UsageError` if torch lacks it."""
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
         return "cpu" if found is None else str(found.type)
@@ -212,7 +214,7 @@ def _name(tensor: str) -> str:
 
 
 def padded(torch: Any, prompts: Sequence[Sequence[int]], device: Any) -> tuple[Tensor, Tensor]:
-    """Return (ids, mask) of prompts, tensors [prompts, columns], padded on the left with zeros."""
+    """Return `prompts`, padded left with 0, and a mask (0: padding), tensors [prompts, columns]."""
     longest = max(map(len, prompts))
     ids = [[0] * (longest - len(one)) + list(one) for one in prompts]
     mask = [[0] * (longest - len(one)) + [1] * len(one) for one in prompts]

@@ -1,4 +1,4 @@
-"""Rules for which tokens of an answer the cloud writes, applied to many rows at a time."""
+"""Rules for which tokens of an answer the cloud writes, applied to many answers (rows) at once."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -8,12 +8,7 @@ import msgspec
 from edgewise_lab.bench.rules.models import Tensor
 
 Then = Literal["token", "word", "window"]
-"""What a rule does where it wants the cloud's token.
-
-`token`: the cloud writes that token. `word`: the cloud goes on to the end of the word. `window`:
-the edge's token is written, and stays if both models agree on the next `WINDOW` tokens; else all
-are rolled back, and the cloud's token is written (like the window of FLy, arXiv 2511.22972).
-"""
+"""What a rule does where it wants the cloud's token; see `Rule`."""
 
 WINDOW = 6
 MEMORY = 16
@@ -25,9 +20,12 @@ _LEAST_MEAN = 0.05
 class Rule(msgspec.Struct, frozen=True):
     """A rule by which the cloud writes some tokens: those where a signal reaches a threshold.
 
-    `signal` is a key of `SIGNALS`. A rule that `verifies` applies only where the two models' tokens
-    differ, and always where an answer's first tokens do. If `threshold` is None, one is searched
-    for each cloud share.
+    `signal` is a key of `SIGNALS`. A rule that `verifies` applies only where the two models'
+    likeliest tokens differ, and then always to an answer's first token. `then` says what a rule
+    does where it applies. "token": the cloud writes that token. "word": the cloud goes on to the
+    end of the word. "window": the edge's token is written, and stays if both models agree on the
+    next `WINDOW` tokens; else all are rolled back and the cloud's is written (like the window of
+    FLy, arXiv 2511.22972). If `threshold` is None, one is searched for each target cloud share.
     """
 
     name: str
@@ -54,12 +52,12 @@ CLOUD = Rule("cloud", "random", verifies=False, threshold=-1.0)
 
 
 class Seen(NamedTuple):
-    """What both models predict for the next token of each row; fields [rows], log-probs in nats.
+    """What both models predict for the next token of each row; fields [rows], logprobs in nats.
 
-    `edge` and `cloud` are the likeliest ids. The edge gives its own `edge_p` and its second choice
-    `second`; the cloud gives the edge's `cloud_p` and its own `best`. `entropy` is the edge's;
-    `rank` counts the ids that the cloud finds likelier than the edge's. `mean` is that of
-    -`cloud_p` over recent tokens, `random` a number from 0 to 1.
+    `edge` and `cloud` are their likeliest ids. `edge_p` and `second` are the edge's logprobs of its
+    likeliest and second id, `cloud_p` and `best` the cloud's of `edge` and of `cloud`. `entropy` is
+    the edge's (nats). `rank` is how many ids are likelier to the cloud than `edge`. `mean` is the
+    running mean of -`cloud_p` over about `MEMORY` tokens, `random` a random number from 0 to 1.
     """
 
     edge: Tensor
@@ -96,7 +94,7 @@ CHUNK = 256
 def look(torch: Any, logits: Sequence[Tensor], mean: Tensor, random: Tensor) -> Seen:
     """Return the predictions in two `logits` [rows, vocabulary], the edge's and the cloud's.
 
-    Only ids that both models have count. `mean` and `random` [rows] are passed on to the result.
+    Ids that only one of them has are ignored. `mean` and `random` [rows] go into the result.
     """
     edge, cloud = logits
     size = min(edge.shape[1], cloud.shape[1])
@@ -125,9 +123,9 @@ class RuleColumns(NamedTuple):
     window: Tensor
 
     def wants(self, torch: Any, seen: Seen, first: Tensor) -> tuple[Tensor, Tensor]:
-        """Return for each row whether its rule wants the cloud's token, and the signal.
+        """Return for each row whether its rule wants the cloud's token, and the rule's signal.
 
-        `first` marks answers' first tokens. Where a rule verifies and the models agree, it is -inf.
+        `first` marks first tokens. Where a rule verifies and the models agree, the signal is -inf.
         """
         every = torch.stack([signal(seen) for signal in SIGNALS.values()])
         own = every.gather(0, self.signal[None])[0]

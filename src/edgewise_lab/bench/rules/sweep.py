@@ -1,4 +1,4 @@
-"""Runs rules on a task: finds their thresholds for each cloud share, and grades answers."""
+"""Runs rules on a task: finds their thresholds for each target cloud share, grades answers."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,9 +61,9 @@ class Sweep:
     ) -> dict[Cell, list[Outcome]]:
         """Return the outcomes of edge alone, cloud alone, and every rule at every cloud share.
 
-        A rule with a fixed threshold has the share None. Thresholds are found on `calibration`.
-        What the store has is reused. The cloud's answers stand in for unknown right ones. Raises
-        `ContextOverflow` for a question that leaves no room for an answer.
+        Keys hold a rule's name and a share, None for a fixed threshold. Other thresholds are found
+        on `calibration`. What the store has is reused. Where no right answer is known, the cloud's
+        takes its place. Raises `ContextOverflow` for a question that leaves no room for an answer.
         """
         fixed = [rule for rule in (EDGE, CLOUD, *rules) if rule.threshold is not None]
         asked = [(rule, share) for share in shares for rule in rules if rule.threshold is None]

@@ -27,11 +27,12 @@ class Question(msgspec.Struct, frozen=True):
     `prompt` is the user's last message, `before` the conversation before it. `family` names the
     kind of question, for figures by kind. `choices` are the texts to choose from, if any.
 
-    `check`, the way of grading, says what `answer` is: the right choice's text, the number, words
-    that the reply must contain, the whole reply (`exact`), a regular expression that occurs in it,
-    a text with similar content words (`words`, see `overlap`), Python that tests the reply's
-    `code`, a JSON Schema, or (`read`) what a person looks for. Unless `known`, the cloud's reply
-    takes its place (`agreeing`). `reference` is a whole right reply.
+    `check` is the way of grading and says what `answer` is. "choice": the right choice's text.
+    "number": the number. "contains": words that the reply must contain. "exact": the whole reply.
+    "regex": a pattern that occurs in the reply. "words": a text with similar content words (see
+    `overlap`). "code": Python that tests the reply's code. "json": a JSON Schema. "read": what a
+    person looks for. An answer that is not `known` is replaced by the cloud's (`agreeing`).
+    `reference` is a whole right reply.
 
     Raises `UsageError` for an answer that `check` cannot use, and for more than 26 choices.
     """
@@ -53,7 +54,7 @@ class Question(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """What is asked, as one text: "role: content" a message before, then the prompt."""
+        """The conversation as one text: a line "role: content" for each message, then `prompt`."""
         return "\n".join([*(f"{turn.role}: {turn.content}" for turn in self.before), self.prompt])
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ def _require_schema(text: str) -> None:
 
 
 class Task(msgspec.Struct, frozen=True):
-    """A named set of questions; `max_tokens` is the maximum length of an answer."""
+    """A named set of questions; `max_tokens` is the maximum length of an answer, in tokens."""
 
     name: str
     questions: tuple[Question, ...]
@@ -127,7 +128,7 @@ class Task(msgspec.Struct, frozen=True):
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The families, in the order of their first questions."""
+        """The kinds of questions (`Question.family`), in the order of their first questions."""
         return tuple(dict.fromkeys(question.family for question in self.questions))
 
     def first(self, limit: int | None) -> "Task":
@@ -140,13 +141,13 @@ class TaskSource(Protocol):
 
     name: str
     splits: tuple[Split, ...]
-    """Splits that `open` takes. Without "calibration", thresholds use the end of another split."""
+    """Splits that `open` takes. Without "calibration", thresholds use the end of another one."""
 
     local: bool = False
     """Whether `open` also reads a local copy of the published file."""
 
     def open(self, split: Split, data: Path | None = None) -> Task:
-        """Return the questions of `split`, or all of `data`, a local copy if the source is `local`.
+        """Return the questions of `split`, or all in `data`, a local copy of the file (if `local`).
 
         Raises `UsageError` if they cannot be read.
         """
@@ -157,12 +158,15 @@ TRAINED_ON, MAX_TRAINED_ON = "trained_on.txt", 64 << 20
 
 
 def digest(prompt: str) -> str:
-    """Return the start of a text's SHA-256, as `trained_on.txt` lists it."""
+    """Return the first 16 hex digits of a text's SHA-256, as in the file `trained_on.txt`."""
     return hashlib.sha256(prompt.encode()).hexdigest()[:16]
 
 
 def trained_digests(folder: Path) -> frozenset[str]:
-    """Return the digests of the questions that a checkpoint was trained on, if it lists any."""
+    """Return the digests of the questions that a checkpoint was trained on; empty if unlisted.
+
+    Raises `UsageError` if the list is larger than `MAX_TRAINED_ON` (64 MB).
+    """
     path = folder / TRAINED_ON
     if not path.is_file():
         return frozenset()

@@ -58,10 +58,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class CommonsenseQa(TaskSource):
-    """CommonsenseQA from the hub or a local file; replies are to end with "Answer: X".
-
-    "test" is the published development set: the test set's answers are unpublished.
-    """
+    """CommonsenseQA, replies to end with "Answer: X". "test" is the published development set."""
 
     name = "commonsenseqa"
     splits = ("train", "test")

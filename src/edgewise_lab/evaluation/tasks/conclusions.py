@@ -44,7 +44,7 @@ _MARKED = r"(?:\*\*|__|\\boxed\s*\{)([^*\n{}]+)(?:\*\*|__|\})"
 
 
 def concluded(text: str) -> str | None:
-    """Return what follows "Answer:" if the last line, and no other, begins with it."""
+    """Return what follows "Answer:" if the last line, and no other, begins with it; else None."""
     lines = [line.strip() for line in _unmarked(text).splitlines() if line.strip()]
     said = [line for line in lines if line.startswith(_LINE)]
     if len(said) != 1 or said != lines[-1:]:
@@ -53,14 +53,14 @@ def concluded(text: str) -> str | None:
 
 
 def says_number(text: str) -> Fraction | None:
-    """Return NUMBER of a last line "Answer: NUMBER" (5 for "5%" as for "$5")."""
+    """Return NUMBER of a last line "Answer: NUMBER" (5 for "5%" and "$5"); None without one."""
     said = concluded(_readable(text))
     found = _NUMBER.fullmatch(said.removesuffix("%").rstrip()) if said else None
     return _value(found) if found else None
 
 
 def number_in(text: str) -> Fraction | None:
-    r"""Return the last number after "answer", after "####" or in \boxed{}, or else the last."""
+    r"""Return the last number after "answer" or "####" or in \boxed{}, else the last, or None."""
     text = _readable(text)
     marks = r"\\boxed\s*\{([^}\n]*)", r"####[ \t]*(\S*\d\S*)[ \t]*(?=\n|$)"
     marked = [(f.start(), f[1]) for mark in marks for f in re.finditer(mark, text)]
@@ -76,13 +76,13 @@ def number_in(text: str) -> Fraction | None:
 
 
 def number_from(answer: str) -> Fraction | None:
-    """Return the first number in `answer`, a question's right answer."""
+    """Return the first number in `answer`, a question's right answer; None without one."""
     found = _NUMBER.search(_readable(answer))
     return _value(found) if found else None
 
 
 def says_choice(text: str, choice: str, letter: str | None) -> bool:
-    """Whether the last line is "Answer:" and this letter, alone or with the text, or the text."""
+    """Whether the last line is "Answer:" and `letter`, alone or with `choice` (None: `choice`)."""
     own = rf"(?i:{re.escape(_named_as(choice))})"
     forms = own
     if letter:
@@ -169,10 +169,7 @@ def _named(rest: str, choices: Sequence[str]) -> set[str]:
 
 
 def _first(rest: str, choices: Sequence[str]) -> tuple[set[str], str] | None:
-    """Return the choice that `rest` begins with, by letter, text or both, and what follows it.
-
-    If letter and text do not agree, both choices are returned.
-    """
+    """Return what `rest` begins with (a choice; if letter and text differ, two), and the rest."""
     letters = LETTERS[: len(choices)]
     label = re.match(rf"[(\[{{'\"]?([{letters}])\b(?:[)\]}}'\"](?!\w))?", rest, re.IGNORECASE)
     text = _text(rest, choices)

@@ -33,7 +33,7 @@ class Everyday(TaskSource):
 
 
 def first(count: int) -> Task:
-    """Return the first `count` prompts that are graded without running code, by what is there."""
+    """Return the first `count` prompts that can be graded by what is installed, running no code."""
     without = {"code"} if find_spec("jsonschema") else {"code", "json"}
     can = [line for line in _lines() if line.check not in without]
     return Task(Everyday.name, tuple(map(_question, can[:count])), MAX_TOKENS)

@@ -29,14 +29,14 @@ def grader() -> str:
 
 
 def suited(answer: str, choices: Sequence[str] | None) -> Grading:
-    """Return how to grade a question that does not say so itself."""
+    """Return the default check: "choice" with choices, "number" for a number, else "contains"."""
     if choices:
         return "choice"
     return "number" if re.fullmatch(rf"\$?{_NUMBER}", answer.strip()) else "contains"
 
 
 def is_right(question: Question, text: str) -> bool:
-    """Whether a reply is right by lenient grading; False if nobody knows or a person must say.
+    """Whether a reply is right by lenient grading; False if nobody knows or a person must grade it.
 
     Raises `UsageError` if the question's regular expression or schema takes too long, or the
     process for a reply's code does not start.
@@ -68,9 +68,9 @@ def is_right(question: Question, text: str) -> bool:
 def is_strictly_right(question: Question, text: str) -> bool:
     """Whether a reply is right by strict grading: the `reference`, or in the requested format.
 
-    The chat form's conclusion is the last line, the paper's follows "Therefore, the answer is". If
-    the prompt lists choices with letters, the paper's form requires text and letter, the chat form
-    the letter; otherwise both require the text.
+    In the chat form the conclusion is the last line, in the paper's it follows "Therefore, the
+    answer is". If the prompt lists choices with letters, the paper's form requires text and letter,
+    the chat form the letter; otherwise both require the text. Raises as `is_right` does.
     """
     if not question.known:
         return False
@@ -128,7 +128,7 @@ def named_choice(question: Question, text: str) -> str | None:
 
 
 def named_number(question: Question, text: str) -> str | None:
-    """Return the number that a reply concludes with ("2.50": "5/2" in the chat form, or "2.5")."""
+    """Return the number a reply concludes with, or None. In the chat form 2.5 is "5/2"."""
     chat = _is_chat(question)
     # "(6 x 7)" is a calculation, no result; "is (3 / 4)" is a result in the chat form.
     text = re.sub(_OPERANDS, "", re.sub(_RESULT, r"\1", text) if chat else text)
@@ -147,14 +147,14 @@ def _number(question: Question) -> str | None:
 def extract_choice(text: str, choices: tuple[str, ...]) -> str | None:
     """Return the choice that an answer names, found as in arXiv 2504.07878, or None.
 
-    A list that repeats the choices does not count, nor does a letter that labels a lower-case
-    phrase that is not its choice ("A. whole job") or is a word ("A job").
+    Not counted are a list that repeats the choices, a letter before a lower-case phrase other than
+    its choice ("A. whole job"), and a letter that is a word ("A job").
     """
     return next(_named(_without_lists(text, choices), choices), None)
 
 
 def extract_number(text: str) -> str | None:
-    """Return the number after "answer is", or else the last one, as written ("1,000")."""
+    """Return the number after "answer is", or else the last one, as written ("1,000"), or None."""
     stated = re.search(rf"answer is \$?({_NUMBER})", text)
     if stated:
         return stated[1]
@@ -261,7 +261,7 @@ def overlap(question: Question, one: str, other: str) -> float:
 
 
 def agreeing(question: Question, reply: str) -> Question:
-    """Return the question with an answer from the cloud's `reply`, unless it has one."""
+    """Return the question with what the cloud's `reply` concludes as answer, if it has none."""
     if question.known:
         return question
     if question.choices and (choice := named_choice(question, reply)):
@@ -272,6 +272,6 @@ def agreeing(question: Question, reply: str) -> Question:
 
 
 def agreeing_task(task: Task, replies: Mapping[str, str]) -> Task:
-    """Return the task with `replies` (by question's id) in place of unknown answers."""
+    """Return the task with the cloud's `replies` (by question id) in place of unknown answers."""
     questions = tuple(agreeing(question, replies[question.id]) for question in task.questions)
     return replace(task, questions=questions)

@@ -41,9 +41,9 @@ def open_task(
 ) -> Task:
     """Open a task by its name in `TASKS`, or a JSON Lines file by its path.
 
-    `data` is a local copy of the task's published file; `check` is how the answers of a JSON Lines
-    file are graded (default: `suited`); `use` is a task's split. Raises `UsageError` if there is no
-    such task or file, or the options do not fit.
+    `data` is a local copy of the task's published file, `use` its split; `check` is how the answers
+    of a JSON Lines file are graded (None: see `suited`). Raises `UsageError` if there is no such
+    task or file, an option does not fit it, it has no questions, or two of them have the same id.
     """
     if name in TASKS:
         return _checked(name, _opened(TASKS.load(name)(), use, data, check))
@@ -66,7 +66,7 @@ def open_task(
 
 
 def open_prompts(name: str | None) -> Task:
-    """Open a file of prompts ("-": stdin); None: the first `EVERYDAY` bundled everyday prompts."""
+    """Return the prompts in a file ("-": stdin), or (None) the first 20 bundled everyday ones."""
     if name is None:
         return everyday.first(EVERYDAY)
     return _checked(name, prompts(from_home(name)))
@@ -87,14 +87,14 @@ def with_calibration(
 ) -> tuple[Task, Task]:
     """Open a task; return its first `limit` questions, and `calibration` others for thresholds.
 
-    With `known` a question without a right answer raises `UsageError`; with `known` or for "train"
-    so does one whose reply a person must grade; so do options that do not fit.
+    Raises `UsageError` for options that do not fit; with `known` for a question without a right
+    answer; with `known` or for "train" for one whose reply a person must grade.
 
-    The calibration questions (default: `USUAL`) are the last ones of the file `calibration_data`
-    that the first part lacks. Without it they come from the task's calibration split; else, if
-    `use` is "test", from the end of its train split; else (always with `data`) from the end of the
-    questions opened, by default at most a fifth. The first part then lacks that end, unless no
-    threshold is needed (`calibrated` is False) and no number is given.
+    The calibration questions (default: 300 for "train", else 100) are the last ones of the file
+    `calibration_data` that the first part lacks. Without such a file they come from the task's
+    calibration split; else, if `use` is "test", from the end of its train split; else (always with
+    `data`) from the end of the questions opened, by default at most a fifth. The first part then
+    lacks that end, unless no threshold is needed (`calibrated` is False) and no number is given.
     """
     counts = {"limit": limit, "calibration": calibration, "max_tokens": max_tokens}
     for setting, value in counts.items():

@@ -17,9 +17,9 @@ class _Split(msgspec.Struct, frozen=True):
 
 
 class PocketQa(TaskSource):
-    """The task `pocketqa`. Two splits test what routers were not trained on.
+    """The task `pocketqa`. Two of its splits test what routers were not trained on.
 
-    `frames` has questions and answers in other words, `facts` facts that no other split mentions.
+    "frames" puts questions and answers in other words; "facts" has facts that no other split has.
     """
 
     name = "pocketqa"

@@ -27,10 +27,7 @@ _OWN = str(Path(__file__).parent)
 
 
 class _Kept:
-    """A child process, started at the first request, and anew once it ended or after a fork.
-
-    `failing` says of a question, {!r}, that its check takes too long.
-    """
+    """A child process, started at the first request, and anew once it ended or after a fork."""
 
     def __init__(self, target: str, failing: str, libraries: Sequence[str] = ()) -> None:
         self._target, self._failing, self._libraries = target, failing, libraries
@@ -77,24 +74,24 @@ _schemas = _Kept(
 
 
 def matches(question: Question, text: str) -> bool:
-    """Whether the question's pattern occurs in the text; `UsageError` if it is too slow."""
+    """Whether the question's regex occurs in the text. Raises `UsageError` if it takes over 5 s."""
     return _searches.ask(question, question.answer, text)
 
 
 def fits(question: Question, text: str, *, strict: bool = False) -> bool:
     """Whether the text contains JSON that fits the question's schema; `strict`: and nothing else.
 
-    Raises `UsageError` if that takes too long, or the schema refers to something outside.
+    Raises `UsageError` if that takes over 5 s, or if the schema refers to another one elsewhere.
     """
     return _schemas.ask(question, json.loads(question.answer), text, strict)
 
 
 def passes(question: Question, text: str, *, strict: bool = False) -> bool:
-    """Whether the reply's code passes the question's tests, after the prompt's code.
+    """Whether the reply's code passes the question's tests, run after the prompt's code.
 
-    The last Python block must pass, or all of them joined, or those and the blocks without a
-    language; without a fence the whole reply. `strict`: there must be exactly one block. Raises
-    `UsageError` if the child cannot start.
+    It is enough if the last Python block passes, or all of them joined, or joined with the blocks
+    that name no language; without a block the whole reply. `strict`: there must be exactly one
+    block. Raises `UsageError` if the process that runs the code cannot start.
     """
     blocks = _python(text)
     if strict:

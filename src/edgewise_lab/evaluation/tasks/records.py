@@ -31,7 +31,7 @@ Record = TypeVar("Record", bound=msgspec.Struct)
 
 
 def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
-    """Yield line number (from 1) and record of each line of a JSON Lines file, but empty ones.
+    """Yield (number from 1, record) of each line that is not empty in a JSON Lines file.
 
     Raises `UsageError` for an unreadable file or an invalid line.
     """
@@ -40,9 +40,9 @@ def read_lines(path: Path, kind: type[Record]) -> Iterator[tuple[int, Record]]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield number (from 1) and bytes of each line of a file (`-`: stdin), perhaps gzipped.
+    """Yield (number from 1, bytes) of each line that is not empty, of a file or stdin (`-`).
 
-    Empty lines are skipped. Raises `UsageError` for a file unreadable or larger than `MAX_FILE`.
+    Gzip is unpacked. Raises `UsageError` for a file that is unreadable or larger than `MAX_FILE`.
     """
     try:
         # What is no file, such as a pipe, has no size before it was read.
@@ -155,9 +155,9 @@ def jsonl(data: Path, check: Grading | None) -> Task:
 
 
 def prompts(data: Path) -> Task:
-    """Read a task from a file with a prompt a line; one with a brace first is read as by `jsonl`.
+    """Read a task from a file with a prompt on each line; a line that begins with "{" is JSON.
 
-    Raises `UsageError` for an unreadable file or an invalid line.
+    JSON is read as by `jsonl`. Raises `UsageError` for an unreadable file or an invalid line.
     """
     questions = tuple(
         _question(data, number, line, None, text=not line.lstrip().startswith(b"{"))

@@ -1,4 +1,4 @@
-"""Training labels: how much a request to the cloud would help, at every token of a text."""
+"""Training labels: how much a consult would help, at every token of a text."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import islice
@@ -21,24 +21,20 @@ Writer = Literal["edge", "cloud"]
 
 
 class Rollout(NamedTuple):
-    """A request to a model to continue `prefix`; a `Continuation` answers it."""
+    """A request to a model (`writer`) to continue `prefix`; a `Continuation` (ids) answers it."""
 
     writer: Writer
     prefix: Prefix
 
 
 Labelling = Generator[list[Rollout], list[Continuation], list[float]]
-"""Generator that labels one text.
-
-It yields lists of rollouts, is sent their continuations, and returns a value from 0 to 1 for every
-token.
-"""
+"""Yields lists of rollouts, is sent their continuations, returns a value (0 to 1) per token."""
 
 
 class Case(NamedTuple):
     """A text to label, `sample.ids`, and the edge's likeliest id (`proposed`) at each position.
 
-    `max_tokens` is the maximum length of a whole answer that begins like the text.
+    `max_tokens` limits the ids of a whole answer that begins like the text.
     """
 
     question: Question
@@ -49,12 +45,12 @@ class Case(NamedTuple):
 
     @property
     def mismatches(self) -> list[int]:
-        """Indices where the edge model would have written another token."""
+        """Positions in the text at which the edge model would have written another token."""
         ids = self.sample.ids
         return [at for at, token in enumerate(self.proposed) if token != ids[at]]
 
     def values(self, places: Sequence[int], found: Iterable[float]) -> list[float]:
-        """Return the values `found` at these indices, and 0 at all others."""
+        """Return a value for each token: those `found` at the indices `places`, and 0 elsewhere."""
         values = [0.0] * len(self.proposed)
         for at, value in zip(places, found, strict=True):
             values[at] = float(value)
@@ -63,17 +59,17 @@ class Case(NamedTuple):
     def right(
         self, writer: Writer, branches: Sequence[tuple[int, int]]
     ) -> Generator[list[Rollout], list[Continuation], list[bool]]:
-        """Like `branches`, but return for each (position, token) whether its answer is right."""
+        """Return whether each answer that `branches` makes is right; `yield from` it likewise."""
         texts = yield from self.branches(writer, branches)
         return [is_right(self.question, text_of(self.tokenizer, ids)) for ids in texts]
 
     def branches(
         self, writer: Writer, branches: Sequence[tuple[int, int]]
     ) -> Generator[list[Rollout], list[Continuation], list[list[int]]]:
-        """Return the ids of one whole answer for each (position, token) in `branches`.
+        """Return the ids of a whole answer for each (position, token) in `branches`.
 
         They are the text's before the position, the token, and, unless that ends the answer, what
-        `writer` continues with. `yield from` it in `Label.of`.
+        `writer` continues with. Call it by `yield from` in `Label.of`: it yields rollouts.
         """
         texts = [[*self.sample.ids[:at], token] for at, token in branches]
         rooms = [self.max_tokens - len(ids) for ids in texts]
@@ -86,10 +82,10 @@ class Case(NamedTuple):
 
 
 class Label(Protocol):
-    """How much the cloud would help at every token of a text; its class takes no arguments."""
+    """A kind of label: how much a consult would help at each token. Made without arguments."""
 
     name: str
-    """Its values are kept in `labels-NAME.jsonl`."""
+    """Name; the label's values are kept in `labels-NAME.jsonl`."""
 
     described: str
     """Description in a few words, for the router's model card."""
@@ -98,10 +94,13 @@ class Label(Protocol):
     """Which texts are labelled: the cloud model's answers, or the edge model's own."""
 
     writers: frozenset[Writer] = frozenset()
-    """The models that `of` may ask to write rollouts."""
+    """The models that `of` may ask for rollouts: to continue a text."""
 
     def of(self, case: Case) -> Labelling:
-        """Return a generator that asks for rollouts and returns a value (0 to 1) for each token."""
+        """Return a generator that is sent the continuations of the rollouts that it yields.
+
+        At its end it returns a value from 0 to 1 for each token of the text.
+        """
         ...
 
 
@@ -113,7 +112,7 @@ Values = dict[str, tuple[float, ...]]
 
 
 class Labelled(msgspec.Struct, frozen=True):
-    """A line of a label's file: the values of the text that answers `question` (an id)."""
+    """A line of a label's file: values for the tokens of the answer to `question` (an id)."""
 
     question: str
     values: tuple[float, ...]

@@ -10,7 +10,7 @@ from edgewise_lab.training.labels.base import Case, Label, Labelling, Writer
 class Value(Label):
     """1 where the edge's token would turn the cloud's right answer wrong, else 0.
 
-    Where the edge would write another token, the cloud continues after it.
+    Where the models' tokens differ, the edge's is put into the cloud's answer; the cloud continues.
     """
 
     name = "value"
@@ -24,10 +24,10 @@ class Value(Label):
 
 
 class Final(Label):
-    """How much the edge's token would change what the cloud's answer says.
+    """How much the edge's token would change what the cloud's answer says, from 0 to 1.
 
-    The cloud continues after it. Two choices or numbers are the same (0) or not (1); other answers
-    have 1 - `overlap`. No right answer need be known.
+    Where the models' tokens differ, the edge's is put into the cloud's answer; the cloud continues.
+    A choice or number is the same (0) or not (1), other answers differ by 1 - `overlap`.
     """
 
     name = "final"
@@ -54,8 +54,8 @@ class Final(Label):
 class Rescue(Label):
     """1 where the cloud's token would turn the edge's wrong answer right, else 0.
 
-    The cloud only reads the edge's answers. Where it would have written another token, the edge
-    continues after that.
+    The cloud only reads the edge's answer. Where the models' tokens differ, the cloud's is put in,
+    and the edge continues.
     """
 
     name = "rescue"
