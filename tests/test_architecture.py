@@ -107,35 +107,35 @@ def test_options_are_met_by_entry_points_alone() -> None:
 
 
 BUDGET = {
-    "edgewise/servers": 1_923,
-    "edgewise/options": 2_176,
+    "edgewise/servers": 1_921,
+    "edgewise/options": 2_175,
     "edgewise": 3_284,
     "edgewise/cli": 2_393,
-    "edgewise/cloud": 3_909,
+    "edgewise/cloud": 3_907,
     "edgewise/costs": 658,
-    "edgewise/edge": 4_489,
-    "edgewise/engines": 1_870,
+    "edgewise/edge": 4_488,
+    "edgewise/engines": 1_872,
     "edgewise/gateway": 1_610,
-    "edgewise/grammar": 963,
+    "edgewise/grammar": 962,
     "edgewise/hub": 792,
     "edgewise/keys": 706,
     "edgewise/listening": 712,
     "edgewise/loop": 2_770,
-    "edgewise/prompts": 1_109,
-    "edgewise/routers": 1_045,
+    "edgewise/prompts": 1_108,
+    "edgewise/routers": 1_043,
     "edgewise/sandbox": 245,
-    "edgewise/server": 3_381,
+    "edgewise/server": 3_380,
     "edgewise/testing": 506,
-    "edgewise/wire": 307,
+    "edgewise/wire": 305,
     "edgewise_lab": 221,
     "edgewise_lab/bench": 1_156,
-    "edgewise_lab/commands": 1_660,
-    "edgewise_lab/evaluation": 3_202,
+    "edgewise_lab/commands": 1_659,
+    "edgewise_lab/evaluation": 3_203,
     "edgewise_lab/training": 1_261,
 }
 """Lines of each package. To grow one, shrink another: the sums below are budgets too."""
 
-SUMS = {"src/edgewise": 34_848, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_200}
+SUMS = {"src/edgewise": 34_837, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_200}
 PRODUCT_FILES = 181
 
 
