@@ -206,7 +206,7 @@ class PayloadsFile:
             ) from error
 
     def write(self, payload: dict[str, object]) -> None:
-        """Append a message before it is sent. If this raises `CloudUnavailable`, do not send it."""
+        """Append `payload` as a line. If this raises `CloudUnavailable`, do not send the message."""
         try:
             _append(self._path, msgspec.json.encode(payload) + b"\n")
         except OSError as error:

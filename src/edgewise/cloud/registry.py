@@ -60,8 +60,9 @@ ENGINES: Registry[Any] = Registry(
 )
 """All cloud engines by name, with those that packages add as entry points.
 
-An entry is the description of a server (`IdServer` or `TextServer`), or a callable that makes a
-`CloudModel`, an `HttpEngine` or a `TextEngine` from a URL, `key` and `model` (None if not given).
+An entry is the description of a server (`IdServer` or `TextServer`), a subclass of `HttpEngine` or
+`TextEngine`, or a callable that makes a `CloudModel`. The last two are called with a URL, `key` and
+`model` (None if not given).
 """
 
 # Of a name that a server gives itself.
