@@ -93,7 +93,7 @@ def require_near(url: str, hosts: Sequence[Host] | None) -> None:
 
 
 def is_here(url: str) -> bool:
-    """Whether `url` leads to this machine; False if two URL parsers disagree on its host."""
+    """Whether `url` names a loopback address or localhost; False if two parsers of it disagree."""
     host = _host_in(url)
     return host is not None and _is_near(host.name, _HERE)
 

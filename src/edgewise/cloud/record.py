@@ -206,7 +206,7 @@ class PayloadsFile:
             ) from error
 
     def write(self, payload: dict[str, object]) -> None:
-        """Append `payload` as a line. If this raises `CloudUnavailable`, do not send the message."""
+        """Append `payload` as a line. If this raises `CloudUnavailable`, send no message."""
         try:
             _append(self._path, msgspec.json.encode(payload) + b"\n")
         except OSError as error:
