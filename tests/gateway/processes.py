@@ -149,10 +149,10 @@ def metric(url: str, name: str, **labels: str) -> float:
     return total
 
 
-def until(true: Callable[[], object], what: str = "it") -> None:
-    """Wait; fails after a long time."""
+def until(true: Callable[[], object], what: str = "it", pause: float = 0.02) -> None:
+    """Wait, and look again after each `pause`; fails after a long time."""
     end = time.monotonic() + START_SECONDS
     while not true():
         if time.monotonic() > end:
             pytest.fail(f"{what} did not come within {START_SECONDS} s")
-        time.sleep(0.02)
+        time.sleep(pause)

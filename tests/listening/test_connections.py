@@ -76,6 +76,7 @@ def test_where_all_are_busy_the_newcomer_is_sent_away() -> None:
 )
 def test_silence_ends(begun: bytes) -> None:
     with listener() as here, connections(here, 5, begun):
+        until(lambda: len(here.open) == 5)
         until(lambda: not len(here.open))
         assert here.probe()
 
@@ -172,9 +173,9 @@ class Gate:
         await PlainTextResponse("hello")(scope, receive, send)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("said", [GET, ONCE, ONCE + GET, ONCE + GET[:20]])
-def test_who_ends_their_side_is_answered(said: bytes) -> None:
+def test_who_ends_their_side_is_answered(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgewise.listening.connections.PROBE_SECONDS", 0.1)
     gate = Gate()
     with listener(gate) as here, here.connect() as peer:
         peer.sendall(said)

@@ -117,8 +117,12 @@ def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
+    """No test may leave an error of its scripts."""
+    problems: list[str] = []
     with browser.new_context() as made:
+        made.on("weberror", lambda error: problems.append(str(error.error)))
         yield made
+    assert problems == []
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +161,14 @@ def ask_both(page: Page) -> None:
     """With a share at which the cloud writes some of the answer."""
     share(page, 30)
     ask(page, SUM)
+
+
+def answers_alone(page: Page) -> None:
+    """Wait for the whole answer, on a clock that hurries through a consult's seconds of retries."""
+    page.clock.install()
+    while not page.get_by_role("button", name="Send").is_visible():
+        page.clock.fast_forward(100)
+    done(page)
 
 
 def the_cloud_writes(page: Page) -> None:
@@ -333,22 +345,28 @@ def test_a_gateway_that_is_killed_ends_no_answer(context: BrowserContext) -> Non
         share(page, 30)
         begin(page, f"{SUM} " * 3)
         expect(page.locator("#sent-sum")).to_contain_text("token ids in")
-    expect(page.locator(".caption").last).not_to_be_empty(timeout=PATIENCE)
+    answers_alone(page)
+    expect(page.locator(".caption").last).not_to_be_empty()
     expect(page.locator(".answer").last).to_have_attribute("aria-busy", "false")
     ask(page, SUM)
     says(page, "All by this device")
     page.reload()
     expect(page.locator("#state")).to_have_text("Ready.", timeout=PATIENCE)
-    ask(page, SUM)
+    begin(page, SUM)
+    answers_alone(page)
     says(page, "All by this device")
 
 
-def test_a_page_without_a_key_takes_one_from_the_address(tab: Page, keyed: tuple[str, str]) -> None:
+def test_a_page_without_a_key_takes_one_from_the_address(
+    context: BrowserContext, keyed: tuple[str, str]
+) -> None:
     url, secret = keyed
-    page = tab
+    page = context.new_page()
     page.goto(url)
     expect(page.locator("#state")).to_contain_text("wants a key", timeout=PATIENCE)
-    ask_both(page)
+    share(page, 30)
+    begin(page, SUM)
+    answers_alone(page)
     expect(page.locator(".problem")).to_contain_text("the edge wrote instead")
     page.evaluate("location.hash = 'key=ew-wrong'")
     expect(page.locator("#state")).to_contain_text("does not accept")
@@ -392,7 +410,8 @@ def test_a_key_is_kept_in_its_tab_alone_and_forgotten(
     nothing = {"addresses": [], "storages": [{}, {}, ""], "field": "", "workers": 0}
     assert page.evaluate(KEPT) == nothing
     page.keyboard.press("Escape")
-    ask_both(page)
+    begin(page, SUM)
+    answers_alone(page)
     expect(page.locator(".problem").last).to_contain_text("the edge wrote instead")
 
 
@@ -554,9 +573,11 @@ def test_everybody_can_use_it(page: Page) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             for scheme in SCHEMES:
                 page.emulate_media(color_scheme=scheme)
-                found = axe.Axe().run(page)
-                assert found.violations_count == 0, (size, scheme, found.generate_report())
                 if folder := os.environ.get("SCREENSHOTS"):
                     page.screenshot(path=Path(folder) / f"browser-{shown}-{size}-{scheme}.png")
+                if (size, scheme) == ("phone", "light"):
+                    continue  # its colours are those of the wide one
+                found = axe.Axe().run(page)
+                assert found.violations_count == 0, (size, scheme, found.generate_report())
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Settings")).to_be_focused()
