@@ -90,13 +90,13 @@ class Decoder:
 
         `prompt`: token ids, or a `Prompt`; one marked local is sent to trusted clouds only. By
         default the answer may fill the context, and sampling is greedy. The answer ends before any
-        string of `stop`. `budget` says how much the cloud may write: `Generation.budget` of the
-        conversation's last answer; None for a new conversation. `pending` adds events about draft
-        tokens (`Pending`, `RolledBack`), `candidates` the edge's likeliest ids to every `Token`.
-        `grammar` constrains the answer, `policy` replaces the decoder's. `follow` gets the budget
-        before a verdict on a token is applied, and returns it, perhaps changed; `at_end` gets what
-        is left, once. Raises `UsageError` for invalid arguments; iterating may raise it,
-        `EdgeError` or `CloudError`.
+        string of `stop`. `budget`: how much the cloud may write, `Generation.budget` of the
+        conversation's last answer (None: a new one). `pending` adds events about draft tokens
+        (`Pending`, `RolledBack`), `candidates` the edge's likeliest ids to every `Token`. `grammar`
+        constrains the answer, `policy` replaces the decoder's. `follow` gets the budget before a
+        verdict on a token is applied, and returns it, perhaps changed; `at_end` gets what is left,
+        once. Raises `UsageError` for invalid arguments; iterating may raise it, `EdgeError` or
+        `CloudError`.
         """
         prompt = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         if not prompt.ids:
