@@ -94,9 +94,8 @@ class Decoder:
         conversation's last answer (None: a new one). `pending` adds events about draft tokens
         (`Pending`, `RolledBack`), `candidates` the edge's likeliest ids to every `Token`. `grammar`
         constrains the answer, `policy` replaces the decoder's. `follow` gets the budget before a
-        verdict on a token is applied, and returns it, perhaps changed; `at_end` gets what is left,
-        once. Raises `UsageError` for invalid arguments; iterating may raise it, `EdgeError` or
-        `CloudError`.
+        verdict on a token is applied, and returns it, perhaps changed; `at_end` gets the rest.
+        Raises `UsageError` for invalid arguments; iterating may raise it, `EdgeError`, `CloudError`.
         """
         prompt = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         if not prompt.ids:
