@@ -151,8 +151,7 @@ def _of_gguf(torch: Any, transformers: Any, path: Path) -> Any:
     """Return a GGUF's network in float32. The caller has read its tokenizer, so it is readable."""
     gguf = imported("lab", "gguf")[0]
     reader = gguf.GGUFReader(path)
-    fields = reader.fields
-    kind = fields["general.architecture"].contents()
+    kind = reader.fields["general.architecture"].contents()
     if kind not in ("qwen2", "llama"):
         raise ModelError(
             f"{str(path)!r} is a {kind}; of GGUFs only qwen2 and llama step in rows",
@@ -160,7 +159,7 @@ def _of_gguf(torch: Any, transformers: Any, path: Path) -> Any:
         )
 
     def value(name: str, default: object = None) -> Any:
-        field = fields.get(f"{kind}.{name}")
+        field = reader.fields.get(f"{kind}.{name}")
         return default if field is None else field.contents()
 
     heads, hidden = value("attention.head_count"), value("embedding_length")
