@@ -1,5 +1,6 @@
 """Models for every test, written once per process, and a wall around the network."""
 
+import gc
 import os
 import signal
 import socket
@@ -60,6 +61,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         fixtures = getattr(item, "fixturenames", ())
         if inside[0] in DEEP_FOLDERS or not DEEP_FIXTURES.isdisjoint(fixtures):
             item.add_marker("deep")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What collecting makes is kept: nobody looks for garbage in it, then or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_configure() -> None:

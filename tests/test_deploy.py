@@ -24,6 +24,7 @@ from tests.documents import ROOT
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.processes import lasting_port
 from tests.gateway.running import gateway
+from tests.installed import require
 from tests.programs import python
 
 DEPLOY = ROOT / "deploy"
@@ -158,7 +159,7 @@ SCHEMAS = {"compose-spec": [DEPLOY / "compose.yaml"], "github-workflows": WORKFL
 @pytest.mark.deep
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_files_keep_to_their_schema(schema: str) -> None:
-    pytest.importorskip("check_jsonschema")
+    require("check_jsonschema")
     files = map(str, SCHEMAS[schema])
     python("-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from openai import AuthenticationError, OpenAI
 
 from edgewise.addresses import bundled
 from tests.gateway.processes import lasting_port, until
@@ -106,6 +105,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str,
 @pytest.mark.deep
 def test_serve_answers_with_tokens_from_behind_the_gateway(served: tuple[str, str, Path]) -> None:
     """As Open WebUI asks it: the list of models, then a stream with usage."""
+    from openai import AuthenticationError, OpenAI
+
     url, key, told = served
     client = OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
     assert "edgewise" in [model.id for model in client.models.list()]

@@ -21,6 +21,7 @@ from edgewise.settings import Settings, load
 from tests import models
 from tests.cli.conftest import Edgewise, Result, sentence
 from tests.doubles.scripted_engine import ScriptedEngine
+from tests.installed import require
 from tests.programs import python, run
 
 NOWHERE = "http://127.0.0.1:9"
@@ -177,7 +178,7 @@ def test_other_commands_refuse(edgewise: Edgewise, arguments: list[str], words: 
 @pytest.mark.parametrize(("arguments", "words"), rows(LABORATORY))
 def test_the_laboratory_refuses(edgewise: Edgewise, arguments: list[str], words: str) -> None:
     if arguments[0] == "train":
-        pytest.importorskip("torch")
+        require("torch")
     asked = ({"prompt": f"Say {i}.", "answer": f"{i}"} for i in range(3))
     edgewise.write_lines("mine.jsonl", *asked)
     assert words in edgewise.refusal(*arguments)

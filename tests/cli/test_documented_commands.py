@@ -105,7 +105,7 @@ def is_run_here(command: Command) -> bool:
     spoken = [word for word in words[2:] if word != "..."]
     return (
         words[0] == "edgewise"
-        and leaf(words[1:])[0] in QUICK
+        and not QUICK.isdisjoint((words[1], " ".join(words[1:3])))
         and not any(map(ELSEWHERE.search, [*spoken, *command.variables.values()]))
     )
 

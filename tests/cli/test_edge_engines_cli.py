@@ -7,6 +7,7 @@ from pocket.convert.__main__ import convert
 from pocket.convert.weights import read
 from tests.asked import HARD
 from tests.cli.conftest import Edgewise
+from tests.installed import require
 from tests.onnx_models import require_onnx
 
 pytestmark = pytest.mark.deep
@@ -24,8 +25,7 @@ def pair(
     if request.param == "onnx":
         require_onnx()
     else:
-        pytest.importorskip("torch")
-        pytest.importorskip("transformers")
+        require("torch", "transformers")
     folder = tmp_path_factory.mktemp("converted") / f"pocket-{request.param}"
     convert(read(bundled("edge")), FORMS[request.param], folder)
     return ("--edge", str(folder), *MACHINE, "--cloud", "bundled")
@@ -42,7 +42,7 @@ def test_the_bundled_router_reads_its_hidden_states(
 
 def test_train(edgewise: Edgewise, pair: tuple[str, ...], caplog: pytest.LogCaptureFixture) -> None:
     """The router is then of this build, and warns on the GGUF."""
-    pytest.importorskip("torch")
+    require("torch")
     training = ("train", "pocketqa", *pair, "--out", "router", "--label", "final", *FEW)
     edgewise(*training)
     for stage in ("fit", "calibrate"):

@@ -39,8 +39,8 @@ def test_json_tells_the_pair_and_every_system(edgewise: Edgewise) -> None:
 
 
 def test_a_whole_report(edgewise: Edgewise) -> None:
-    arguments = ("--limit", "5", "--calibration", "3", "--router", "margin", "--router", "entropy")
-    shares = ("--cloud-share", "0.05", "--cloud-share", "0.1")
+    arguments = ("--limit", "3", "--calibration", "2", "--router", "margin", "--router", "entropy")
+    shares = ("--cloud-share", "0.05", "--cloud-share", "0.1", "--max-tokens", "64")
     first = edgewise("eval", "pocketqa", *arguments, *shares, "--out", "done")
     said = "margin entropy random query-level exact recovered strictly computed cached written work"
     for word in said.split():

@@ -19,7 +19,7 @@ from edgewise.keys.keys import Keys, read_keys
 from edgewise.prompts import Prompt
 from edgewise.testing.scripted_edge import ByteTokenizer
 from tests.asked import HARD
-from tests.cli.conftest import Edgewise, Run
+from tests.cli.conftest import Edgewise
 from tests.doubles.scripted_engine import ScriptedEngine, reply_to
 from tests.gateway.processes import ServerProcess, server, until
 
@@ -30,23 +30,22 @@ def listens(port: int) -> bool:
 
 
 @pytest.mark.deep
-def test_the_bundled_gateway_serves_run_and_doctor(cli: Run, tmp_path: Path) -> None:
-    keys = str(tmp_path / "keys.json")
-    added = cli("keys", "add", "laptop", "--keys", keys)
-    secret = added.stdout.strip()
+def test_the_bundled_gateway_serves_run_and_doctor(edgewise: Edgewise) -> None:
+    keys = str(edgewise.folder / "keys.json")
+    secret = edgewise("keys", "add", "laptop", "--keys", keys).out.strip()
+    edgewise.setenv(EDGEWISE_CLOUD_KEY=secret)
     with server("gateway", "--engine", "bundled", "--keys", keys) as started:
         here = ("--cloud", started.url)
-        asks = ("--cloud-share", "0.3", "--on-cloud-error", "raise", "--json")
-        answer = cli("run", HARD, *here, *asks, EDGEWISE_CLOUD_KEY=secret)
-        assert json.loads(answer.stdout)["usage"]["cloud_tokens"] > 0
-        checked = cli("doctor", *here, EDGEWISE_CLOUD_KEY=secret)
-        assert "llama.cpp engine" in checked.stdout
-        assert "all 4,096 ids" in " ".join(checked.stdout.split())
-        cli("keys", "revoke", "laptop", "--keys", keys)
+        asks = ("--cloud-share", "0.3", "--on-cloud-error", "raise")
+        assert edgewise.json("run", HARD, *here, *asks)["usage"]["cloud_tokens"] > 0
+        checked = edgewise("doctor", *here).out
+        assert "llama.cpp engine" in checked
+        assert "all 4,096 ids" in " ".join(checked.split())
+        edgewise("keys", "revoke", "laptop", "--keys", keys)
         until(lambda: "keys changed" in started.told())
         for key in ("ew-wrong", secret):
-            refused = cli("run", "Hello", *here, EDGEWISE_CLOUD_KEY=key, code=2)
-            assert "refused the key" in refused.stderr
+            edgewise.setenv(EDGEWISE_CLOUD_KEY=key)
+            assert "refused the key" in edgewise.refusal("run", "Hello", *here)
 
 
 def test_a_gateway_runs_a_gguf_itself() -> None:

@@ -5,15 +5,13 @@ commands run on the bundled pair with a handful of questions.
 """
 
 import json
-import os
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Result, Run, sentence
+from tests.cli.conftest import Edgewise
 from tests.cli.test_bad_input import rows
 from tests.installed import install
 
@@ -22,7 +20,7 @@ pytestmark = pytest.mark.deep
 ROOT = Path(__file__).parents[2]
 FEW = ("--limit", "10", "--calibration", "2", "--max-tokens", "48")
 SYSTEMS = ("--systems", "edge,cloud,served,static")
-QUICK = ("--limit", "3", "--calibration", "3", *SYSTEMS, "--json")
+QUICK = ("--limit", "3", "--calibration", "3", *SYSTEMS)
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -50,15 +48,15 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own(cli: Run, packages: Path) -> Run:
+def own(edgewise: Edgewise, packages: Path, monkeypatch: pytest.MonkeyPatch) -> Edgewise:
     """Run `edgewise` with the package installed."""
-    path = os.pathsep.join(filter(None, [str(packages), os.environ.get("PYTHONPATH", "")]))
-    return partial(cli, PYTHONPATH=path, HF_HUB_OFFLINE="1")
+    monkeypatch.syspath_prepend(packages)
+    return edgewise
 
 
-def test_an_own_router_answers_as_the_one_that_it_is(own: Run) -> None:
+def test_an_own_router_answers_as_the_one_that_it_is(own: Edgewise) -> None:
     def tokens(router: str) -> list[tuple[str, float]]:
-        told = json.loads(own("run", "Hello", "--router", router, "--json").stdout)
+        told = own.json("run", "Hello", "--router", router)
         return [(token["text"], token["score"]) for token in told["tokens"]]
 
     assert tokens("surprise") == tokens("max-prob")
@@ -68,7 +66,7 @@ def test_an_own_router_answers_as_the_one_that_it_is(own: Run) -> None:
     ("kind", "recorded"), [("linear", "linear"), ("./mine_too.py:Linear", "../mine_too.py:Linear")]
 )
 def test_an_own_router_is_trained_with_an_own_label(
-    own: Run, packages: Path, tmp_path: Path, kind: str, recorded: str
+    own: Edgewise, packages: Path, tmp_path: Path, kind: str, recorded: str
 ) -> None:
     """Collect, label, fit, calibrate, card and eval, without torch."""
     shutil.copy(packages / "mine" / "routers.py", tmp_path / "mine_too.py")
@@ -77,14 +75,14 @@ def test_an_own_router_is_trained_with_an_own_label(
     card = json.loads((tmp_path / "router" / "config.json").read_text())
     assert (card["kind"], len(card["thresholds"])) == (recorded, 7)
     assert card["label"]
-    assert recorded in own("router", "show", "./router").stdout
+    assert recorded in own("router", "show", "./router").out
     assert len((tmp_path / "router" / "trained_on.txt").read_text().split()) == 10
-    evaluated = own("eval", "pocketqa", *QUICK, "--router", "./router", "--cloud-share", "0.05")
-    assert json.loads(evaluated.stdout)["systems"][2]["cloud_tokens"] > 0
+    told = own.json("eval", "pocketqa", *QUICK, "--router", "./router", "--cloud-share", "0.05")
+    assert told["systems"][2]["cloud_tokens"] > 0
 
 
-def test_an_own_task_is_evaluated_and_trained_on(own: Run, tmp_path: Path) -> None:
-    told = json.loads(own("eval", "alphabet", *QUICK, "--out", "done").stdout)
+def test_an_own_task_is_evaluated_and_trained_on(own: Edgewise, tmp_path: Path) -> None:
+    told = own.json("eval", "alphabet", *QUICK, "--out", "done")
     edge = told["systems"][0]
     assert (told["task"], edge["questions"], list(edge["families"])) == ("alphabet", 3, ["letters"])
     outcomes = (tmp_path / "done" / "outcomes.jsonl").read_text().splitlines()
@@ -107,6 +105,7 @@ train alphabet --out r --kind surprise | 'surprise' cannot be trained: it has no
 train alphabet --out r --kind linear --label second | There is no label 'second'
 """),
 )
-def test_what_they_do_not_take_is_refused(own: Run, arguments: list[str], problem: str) -> None:
-    done = own(*arguments, code=2)
-    assert problem in sentence(Result(done.returncode, done.stdout, done.stderr))
+def test_what_they_do_not_take_is_refused(
+    own: Edgewise, arguments: list[str], problem: str
+) -> None:
+    assert problem in own.refusal(*arguments)

@@ -185,9 +185,14 @@ def test_an_answer_that_cannot_check_is_refused(check: Grading, answer: str) -> 
     [{"pattern": "(a+)+$"}, {"$ref": "http://127.0.0.1:9/x.json"}],
 )
 @pytest.mark.deep
-def test_a_schema_that_cannot_be_used_is_refused(schema: dict[str, str]) -> None:
-    with pytest.raises(UsageError, match="'slow'"):
-        is_right(Question("slow", "f", "", json.dumps(schema), "json"), '"' + "a" * 60 + '!"')
+def test_a_schema_that_cannot_be_used_is_refused(
+    schema: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs._schemas._end()
+    with monkeypatch.context() as brief:
+        brief.setattr(programs, "_SECONDS", 1.0)
+        with pytest.raises(UsageError, match="'slow'"):
+            is_right(Question("slow", "f", "", json.dumps(schema), "json"), f'"{"a" * 60}!"')
     assert is_right(POST, HOME)
 
 

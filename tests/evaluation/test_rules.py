@@ -1,6 +1,7 @@
 """Rules in rows: the same answers as one by one, and as the product's own."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from edgewise_lab.commands.bench import app
 from edgewise_lab.evaluation.systems import edge_alone, max_answer_tokens, question_ids
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.hub_models import write_hub_model
+from tests.installed import require
 
-pytest.importorskip("transformers")
-torch: Any = pytest.importorskip("torch")
+require("transformers", "torch")
 
 PROMPTS = [list(f"{word} and so on".encode()) for word in ("one", "a longer one", "two", "xyz")]
 ROOM = 24
@@ -43,12 +44,15 @@ class Pair:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    import torch
+
     torch.set_num_threads(1)
     return Pair(tmp_path_factory.mktemp("pair"))
 
 
-def logits(model: RowModel, ids: list[int]) -> Any:
-    return model.begin(*padded(torch, [ids], "cpu"), torch.tensor([0]))
+@cache
+def logits(model: RowModel, *ids: int) -> Any:
+    return model.begin(*padded(model.torch, [ids], "cpu"), model.torch.tensor([0]))
 
 
 def one_by_one(pair: Pair, prompt: list[int], rule: Rule, threshold: float) -> list[int]:
@@ -57,9 +61,11 @@ def one_by_one(pair: Pair, prompt: list[int], rule: Rule, threshold: float) -> l
     surprises: list[float] = []
     mean, held, checked = 0.0, False, 0
 
+    random, torch = np.random.default_rng(prompt).random(ROOM, np.float32), pair.edge.torch
+
     def seen(ids: list[int], at: int) -> Any:
-        both = [logits(model, prompt + ids) for model in (pair.edge, pair.cloud)]
-        return look(torch, both, torch.tensor([mean]), draw(prompt, at))
+        both = [logits(model, *prompt, *ids) for model in (pair.edge, pair.cloud)]
+        return look(torch, both, torch.tensor([mean]), torch.tensor([random[min(at, ROOM - 1)]]))
 
     while len(ids) < ROOM and not (ids and ids[-1] in pair.tokenizer.eos_ids):
         now = seen(ids, len(ids))
@@ -90,10 +96,6 @@ def one_by_one(pair: Pair, prompt: list[int], rule: Rule, threshold: float) -> l
         mean += (surprises[-1] - mean) / min(len(ids), 16)
         held = wants and rule.then == "word"
     return ids
-
-
-def draw(prompt: list[int], at: int) -> Any:
-    return torch.tensor([np.random.default_rng(prompt).random(ROOM, np.float32)[min(at, ROOM - 1)]])
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -149,7 +151,7 @@ def test_the_edge_alone_answers_as_the_product_does(pair: Pair, address: str) ->
             assert len(answer.ids) == len(other)
             continue
         parted += 1
-        rows = logits(small, prompt + other[:at])[0].log_softmax(0)
+        rows = logits(small, *prompt, *other[:at])[0].log_softmax(0)
         assert abs(float(rows[other[at]] - rows[int(answer.ids[at])])) < 0.1
     assert parted <= (0 if address == "folder" else 8)
 

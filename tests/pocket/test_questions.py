@@ -18,8 +18,6 @@ from pocket.frozen import DRAWS, SPLITS, frozen_questions, kept_apart
 from pocket.questions import Family, Question, Wording, reserved
 
 NAMES: tuple[Split, ...] = get_args(Split)
-BY_SPLIT = {split: pocketqa(split).questions for split in NAMES}
-QUESTIONS = [question for split in NAMES for question in BY_SPLIT[split]]
 GROUPS = ("animal", "tool", "plant")
 FACTS = [
     Fact("kind", f"thing{i}", f"class{i % 9}", GROUPS[i % 3], frozenset({f"class{i % 9}"}))
@@ -42,8 +40,9 @@ def asked(question: Question) -> Asked:
 
 
 def test_every_frozen_prompt_is_reserved_and_none_appears_twice() -> None:
-    assert all(reserved(question.prompt) for question in QUESTIONS)
-    assert len({question.prompt for question in QUESTIONS}) == len(QUESTIONS)
+    prompts = [question.prompt for split in NAMES for question in pocketqa(split).questions]
+    assert all(map(reserved, prompts))
+    assert len(set(prompts)) == len(prompts)
 
 
 def test_training_draws_no_reserved_prompt() -> None:

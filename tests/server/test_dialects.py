@@ -4,9 +4,7 @@ import json
 from functools import cache
 from typing import Any, Literal
 
-import anthropic
 import httpx2
-import openai
 import pytest
 from pydantic import BaseModel
 
@@ -24,12 +22,16 @@ ANSWERED = f"<|user|>{QUESTION}<|end|><|assistant|>"
 
 
 @cache
-def asks(url: str) -> openai.OpenAI:
+def asks(url: str) -> Any:
+    import openai
+
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
 @cache
-def asks_messages(url: str) -> anthropic.Anthropic:
+def asks_messages(url: str) -> Any:
+    import anthropic
+
     return anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx2
 import pytest
-from openai import AuthenticationError, OpenAI, RateLimitError
 from starlette.testclient import TestClient
 
 from edgewise.cloud.engine import LlamaServer
@@ -190,6 +189,8 @@ def test_no_key_learns_what_another_asked(keys: Path, cloud: LlamaServer) -> Non
 @pytest.mark.deep
 def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:
     """As its operator starts it, with a key that the command made; nothing of it is told."""
+    from openai import AuthenticationError, OpenAI, RateLimitError
+
     made = edgewise("keys", "add", "laptop", "--keys", str(keys), "--consults-per-second", "0.01")
     secret = made.out.strip()
     assert "API key" in made.err
@@ -198,7 +199,7 @@ def test_serve_takes_a_file_of_keys(keys: Path, edgewise: Edgewise) -> None:
     with running(*flags) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key=secret, max_retries=0)
 
-        def ask(client: OpenAI) -> Any:
+        def ask(client: Any) -> Any:
             messages: Any = [{"role": "user", "content": "Tell me about copper."}]
             return client.chat.completions.create(model="edgewise", messages=messages, max_tokens=3)
 

@@ -2,14 +2,10 @@
 
 import json
 from collections.abc import Iterator
+from pkgutil import resolve_name
 from typing import Any
 
-import anthropic
-import openai
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
@@ -91,6 +87,9 @@ def read(path: str, reply: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def put_together(client: TestClient, path: str) -> dict[str, Any]:
     """The reply that its own SDK makes of a stream."""
+    import anthropic
+    import openai
+
     url, options = str(client.base_url), {"api_key": "-", "http_client": client}
     asked = body(path)
     if path == MESSAGES:
@@ -104,11 +103,15 @@ def put_together(client: TestClient, path: str) -> dict[str, Any]:
         return stream.get_final_completion().model_dump()
 
 
-WHOLE: dict[str, Any] = {CHAT: ChatCompletion, RESPONSES: Response, MESSAGES: Message}
-PIECES: dict[str, Any] = {
-    CHAT: ChatCompletionChunk,
-    RESPONSES: ResponseStreamEvent,
-    MESSAGES: RawMessageStreamEvent,
+TYPES = {
+    CHAT: "openai.types.chat:ChatCompletion",
+    RESPONSES: "openai.types.responses:Response",
+    MESSAGES: "anthropic.types:Message",
+}
+PIECES = {
+    CHAT: "openai.types.chat:ChatCompletionChunk",
+    RESPONSES: "openai.types.responses:ResponseStreamEvent",
+    MESSAGES: "anthropic.types:RawMessageStreamEvent",
 }
 
 
@@ -139,7 +142,7 @@ def test_an_answer_calls_tools_and_goes_on_with_what_they_came_to(
     client: TestClient, path: str
 ) -> None:
     reply = post(client, path)
-    WHOLE[path].model_validate(reply)
+    resolve_name(TYPES[path]).model_validate(reply)
     assert read(path, reply) == SAID
     # The calls are part of the conversation without the tools, too.
     for more in (outcomes(path, reply), outcomes(path, reply) | {"tools": []}):
@@ -160,8 +163,9 @@ def test_an_answer_calls_tools_and_goes_on_with_what_they_came_to(
 @pytest.mark.parametrize("path", APIS)
 def test_a_stream_tells_calls_as_they_come(client: TestClient, path: str) -> None:
     events = streamed(client, path)
+    pieces = TypeAdapter[Any](resolve_name(PIECES[path]))
     for event in events:
-        TypeAdapter(PIECES[path]).validate_python(event)
+        pieces.validate_python(event)
     assert len(events) > 30
     assert read(path, put_together(client, path)) == SAID
     if path == CHAT:
@@ -323,6 +327,7 @@ def test_tools_that_are_not_ours_are_left_out_and_said(client: TestClient) -> No
 
 def test_the_sdks_tool_runner_goes_on_without_a_thread() -> None:
     """Unless told otherwise it wants the conversation kept; where none is, it sends it whole."""
+    import anthropic
 
     @anthropic.beta_tool
     def get_weather(city: str) -> str:

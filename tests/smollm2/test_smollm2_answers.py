@@ -10,7 +10,6 @@ import httpx2
 import jsonschema
 import numpy as np
 import pytest
-from openai import OpenAI
 
 from edgewise.cloud.base import CloudModel
 from edgewise.cloud.engine import LlamaServer
@@ -81,6 +80,8 @@ def test_run(smollm2_path: Path, text: str, tmp_path: Path) -> None:
 
 
 def test_serve_streams_to_openais_client(smollm2_path: Path, text: str) -> None:
+    from openai import OpenAI
+
     flags = ("--edge", str(smollm2_path), "--cloud", "none", "--threads", "1", "--ctx", "192")
     asked = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": TOKENS}
     with serving(*flags) as url, OpenAI(base_url=f"{url}/v1", api_key="none") as client:

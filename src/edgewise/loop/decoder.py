@@ -95,7 +95,7 @@ class Decoder:
         (`Pending`, `RolledBack`), `candidates` the edge's likeliest ids to every `Token`. `grammar`
         constrains the answer, `policy` replaces the decoder's. `follow` gets the budget before a
         verdict on a token is applied, and returns it, perhaps changed; `at_end` gets the rest.
-        Raises `UsageError` for invalid arguments; iterating may raise it, `EdgeError`, `CloudError`.
+        Raises `UsageError` for invalid arguments; iterating, it, `EdgeError` or `CloudError`.
         """
         prompt = prompt if isinstance(prompt, Prompt) else Prompt(tuple(prompt))
         if not prompt.ids:

@@ -150,8 +150,8 @@ _WHOLE = {
 def _of_gguf(torch: Any, transformers: Any, path: Path) -> Any:
     """Return a GGUF's network in float32. The caller has read its tokenizer, so it is readable."""
     gguf = imported("lab", "gguf")[0]
-    fields = gguf.GGUFReader(path).fields
-    kind = fields["general.architecture"].contents()
+    reader = gguf.GGUFReader(path)
+    kind = reader.fields["general.architecture"].contents()
     if kind not in ("qwen2", "llama"):
         raise ModelError(
             f"{str(path)!r} is a {kind}; of GGUFs only qwen2 and llama step in rows",
@@ -159,12 +159,12 @@ def _of_gguf(torch: Any, transformers: Any, path: Path) -> Any:
         )
 
     def value(name: str, default: object = None) -> Any:
-        field = fields.get(f"{kind}.{name}")
+        field = reader.fields.get(f"{kind}.{name}")
         return default if field is None else field.contents()
 
     heads, hidden = value("attention.head_count"), value("embedding_length")
     kv_heads, head = value("attention.head_count_kv", heads), hidden // heads
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
     config = transformers.AutoConfig.for_model(
         kind,
         vocab_size=int(tensors["token_embd.weight"].shape[1]),
