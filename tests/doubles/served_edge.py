@@ -207,6 +207,7 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
     ollama = served.program == "Ollama"
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.0" if served.closes == "HTTP/1.0" else "HTTP/1.1"
 
         def setup(self) -> None:

@@ -150,7 +150,8 @@ _WHOLE = {
 def _of_gguf(torch: Any, transformers: Any, path: Path) -> Any:
     """Return a GGUF's network in float32. The caller has read its tokenizer, so it is readable."""
     gguf = imported("lab", "gguf")[0]
-    fields = gguf.GGUFReader(path).fields
+    reader = gguf.GGUFReader(path)
+    fields, tensors = reader.fields, {tensor.name: tensor for tensor in reader.tensors}
     kind = fields["general.architecture"].contents()
     if kind not in ("qwen2", "llama"):
         raise ModelError(
@@ -164,7 +165,6 @@ def _of_gguf(torch: Any, transformers: Any, path: Path) -> Any:
 
     heads, hidden = value("attention.head_count"), value("embedding_length")
     kv_heads, head = value("attention.head_count_kv", heads), hidden // heads
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
     config = transformers.AutoConfig.for_model(
         kind,
         vocab_size=int(tensors["token_embd.weight"].shape[1]),
