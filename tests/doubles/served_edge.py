@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import SHUT_RDWR, socket
@@ -85,7 +86,9 @@ class LlamaEdge:
     """More of each model in Ollama's list."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     connections: list[socket] = field(default_factory=list)
-    tokenizer: Tokenizer = field(default_factory=lambda: open_tokenizer(str(bundled("edge"))))
+    tokenizer: Tokenizer = field(
+        default_factory=cache(lambda: open_tokenizer(str(bundled("edge"))))
+    )
 
     @property
     def size(self) -> int:
