@@ -18,7 +18,7 @@ IDS = tuple(b"Q: sky? A:")
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Garbage is collected where a test says so, and nowhere else; only a test's own is looked at."""
+    """Garbage is collected where a test says so, and of what the test made alone."""
     gc.collect()
     gc.disable()
     gc.freeze()
