@@ -4,8 +4,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from functools import cache
 from decimal import Decimal
+from functools import cache
 from itertools import product
 from typing import Any, Literal
 
