@@ -34,6 +34,10 @@ settings.load_profile("same")
 # jsonschema would build forty grammars of URIs, which no test needs: seconds in each process.
 sys.modules["rfc3987_syntax"] = None
 
+# llama.cpp's threads sleep while they wait for each other, in the commands of tests as well: where
+# tests run side by side they would spin, for twice the processor time. OpenMP is not loaded yet.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 TESTS = Path(__file__).parent
 # What `make test` leaves to `make test-deep`: tests of the laboratory, by their folder, and
 # tests that start a program, by the fixture that starts it. Others that take seconds say so.

@@ -4,11 +4,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from gguf import GGUFReader, TokenType
+from gguf import TokenType
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
 
-from pocket.convert.weights import read_vocabulary
+from pocket.convert.weights import Reader, read_vocabulary
 from pocket.tokenizer import SPLITS
 from tests.models import Vocabulary
 
@@ -24,7 +24,7 @@ def vocabulary_of(path: Path) -> Vocabulary:
         read.tokens,
         [TokenType(kind) for kind in read.kinds],
         merges=read.merges,
-        scores=field.contents() if (field := GGUFReader(path).fields.get(SCORES)) else (),
+        scores=field.contents() if (field := Reader(path).fields.get(SCORES)) else (),
         bos=bos,
         eos=read.tokens[read.eos],
         template=read.template,

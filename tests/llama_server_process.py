@@ -18,7 +18,7 @@ import json, sys
 import xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.port = sys.argv[1], int(sys.argv[2])
-params.n_ctx, params.n_parallel = 1024, 2
+params.n_ctx, params.n_parallel, params.n_threads_http = 1024, 2, 64  # as docs/clouds.md says
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[4])
 for name, value in json.loads(sys.argv[3]).items():
     setattr(params, name, value)

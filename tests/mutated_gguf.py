@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 
 from edgewise.addresses import bundled
+from pocket.convert.weights import Reader
 
 HOSTILE = (0, 1, 2, 3, 7, 127, 255, 256, 65535, 1 << 20, (1 << 31) - 1, 1 << 31, (1 << 32) - 1)
 HOSTILE_LONG = (*HOSTILE, 1 << 32, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
@@ -21,7 +22,7 @@ def mutant(original: bytes, seed: int) -> tuple[str, bytes]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "copy.gguf"
         path.write_bytes(original)
-        reader = gguf.GGUFReader(path, "c")
+        reader = Reader(path, "c")
         kind = rng.choice((_value, _value, _value, _array, _tensor, _tensor, _count, _flip, _cut))
         told = kind(reader, rng)
         data = bytes(reader.data)

@@ -21,8 +21,8 @@ OPSET, IR_VERSION = 21, 10
 FILE, CONFIG = "model.onnx", "genai_config.json"
 CONTRIB = "com.microsoft"
 HIDDEN = "hidden_states"
-_ONE_FILE = 1 << 30
-"""Bytes of weights beyond which they lie in a file beside the graph: protobuf ends at 2 GiB."""
+_ONE_FILE = 1 << 28
+"""Bytes of weights beyond which they lie in a file beside the graph, which protobuf copies."""
 
 
 class _Graph:

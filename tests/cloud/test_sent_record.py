@@ -154,7 +154,7 @@ def test_whatever_goes_wrong_is_in_the_record(wired: Wired, how: Misdeed) -> Non
     wrong = random.Random(7)
     wired.engine.fault = lambda number: how if wrong.random() < 0.4 else None
     for seed in range(3):
-        wired.answered(seed=seed, deadline=0.2)
+        wired.answered(seed=seed, deadline=0.1)
     wired.require_equal()
 
 
@@ -214,7 +214,7 @@ def test_the_record_of_text_is_what_crossed(dialect: str, how: Any, tmp_path: Pa
             decoder = Decoder(
                 ScriptedEdge(completing(numbers([], ""), prompt=bytes(prompt.ids).decode())),
                 router=Random(0),
-                policy=Policy(threshold=0.5, speculate=4, deadline=0.3 if how else 60.0),
+                policy=Policy(threshold=0.5, speculate=4, deadline=0.1 if how else 60.0),
                 cloud=cloud,
                 record=record,
             )

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import SHUT_RDWR, socket
@@ -85,7 +86,9 @@ class LlamaEdge:
     """More of each model in Ollama's list."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     connections: list[socket] = field(default_factory=list)
-    tokenizer: Tokenizer = field(default_factory=lambda: open_tokenizer(str(bundled("edge"))))
+    tokenizer: Tokenizer = field(
+        default_factory=cache(lambda: open_tokenizer(str(bundled("edge"))))
+    )
 
     @property
     def size(self) -> int:
@@ -207,6 +210,7 @@ def llama_edge(**chosen: Any) -> Generator[LlamaEdge]:
     ollama = served.program == "Ollama"
 
     class Handler(BaseHTTPRequestHandler):
+        disable_nagle_algorithm = True
         protocol_version = "HTTP/1.0" if served.closes == "HTTP/1.0" else "HTTP/1.1"
 
         def setup(self) -> None:

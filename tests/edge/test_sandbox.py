@@ -17,6 +17,7 @@ from edgewise.edge.llamacpp import load as loading
 from edgewise.edge.named import open_tokenizer
 from edgewise.errors import ModelError
 from edgewise.sandbox import Child
+from pocket.convert.weights import Reader
 from tests import models
 from tests.mutated_gguf import mutants
 
@@ -26,17 +27,16 @@ Tried = Callable[[], int]
 
 def broken(path: Path, key: str, value: float) -> Path:
     """A copy of the bundled edge model with another value."""
-    shutil.copy(bundled("edge"), path)
-    reader = gguf.GGUFReader(path, "r+")
+    reader = Reader(bundled("edge"), "c")
     field = reader.fields[key]
     field.parts[field.data[0]][0] = value
-    reader.data.flush()
+    path.write_bytes(reader.data)
     return path
 
 
 def split_in_two(source: Path, stem: Path) -> list[Path]:
     """A copy of a model in two files."""
-    reader = gguf.GGUFReader(source)
+    reader = Reader(source)
     half = (len(reader.tensors) + 1) // 2
     writer = gguf.GGUFWriter(stem.with_suffix(".gguf"), "llama", split_max_tensors=half)
     for key, field in reader.fields.items():

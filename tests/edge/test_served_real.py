@@ -47,8 +47,14 @@ def at_url() -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize("how", [{"cloud_share": 0.0}, {"threshold": 0.3}, {"cloud_share": 1.0}])
-@pytest.mark.parametrize("router", ["max-prob", "entropy"])
+@pytest.mark.parametrize(
+    ("router", "how"),
+    [
+        ("max-prob", {"cloud_share": 0.0}),
+        ("entropy", {"threshold": 0.3}),
+        ("max-prob", {"cloud_share": 1.0}),
+    ],
+)
 def test_it_answers_as_the_engine_here(at_url: str, router: str, how: dict[str, float]) -> None:
     """Both compute in other batches, so of 20 answers one or two go another way at a near tie."""
     cloud: dict[str, Any] = {"cloud": "bundled", "router": router, **how}

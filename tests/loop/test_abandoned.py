@@ -18,10 +18,12 @@ IDS = tuple(b"Q: sky? A:")
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    """Garbage is collected where a test says so, and nowhere else."""
+    """Garbage is collected where a test says so, and of what the test made alone."""
     gc.collect()
     gc.disable()
+    gc.freeze()
     yield
+    gc.unfreeze()
     gc.enable()
 
 

@@ -7,12 +7,14 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from pocket.convert.weights import Reader
+
 Floats = NDArray[np.float32]
 
 
 def write_floats(path: Path, source: Path, more: Mapping[str, Floats] | None = None) -> Path:
     """Write `source` to `path`, dequantised, and `more` weights behind it."""
-    reader = gguf.GGUFReader(source)
+    reader = Reader(source)
     architecture = str(reader.fields["general.architecture"].contents())
     writer = gguf.GGUFWriter(path, architecture)
     for name, field in reader.fields.items():

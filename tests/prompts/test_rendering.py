@@ -177,7 +177,7 @@ def test_a_process_knows_no_secrets_nor_ctrl_c(monkeypatch: pytest.MonkeyPatch, 
 PARENT = """
 import os, sys, threading
 from edgewise.prompts.rendering import Renderer
-renderer = Renderer(seconds=5)
+renderer = Renderer(seconds=2)
 print(renderer.render({plain!r}, {given!r}), flush=True)
 if "stick" in sys.argv:
     threading.Thread(target=renderer.render, args=({endless!r}, {given!r}), daemon=True).start()

@@ -3,7 +3,7 @@
 Each form takes half a gigabyte, so these run where torch is: `make test-training`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ for needed in ("torch", "transformers", "onnx", "onnxruntime_genai"):
         pytest.skip(f"needs {needed}", allow_module_level=True)
 
 from pocket.convert.__main__ import convert  # noqa: E402
-from pocket.convert.weights import Source, read  # noqa: E402
+from pocket.convert.weights import read  # noqa: E402
 from tests.pocket.test_convert import greedy, read_along  # noqa: E402
 
 FORMS = {"transformers": "safetensors", "onnx": "onnx"}
@@ -39,26 +39,6 @@ PACKED_NATS = 0.3
 matrices llama.cpp rounds activations to 8 bits. 0.12 was measured, and 0.59 at most."""
 
 Rows = list[Floats]
-
-
-@pytest.fixture(scope="module")
-def source(smollm2_path: Path) -> Source:
-    return read(smollm2_path)
-
-
-@pytest.fixture(scope="module", params=FORMS)
-def model(
-    request: pytest.FixtureRequest, source: Source, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EdgeModel]:
-    folder = convert(source, FORMS[request.param], tmp_path_factory.mktemp("forms") / "model")
-    options = EdgeOptions(context=CONTEXT, threads=1, gpu_layers=0, slots=2)
-    with closing(EDGES.load(request.param)(str(folder), options)) as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
-def floats(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_floats(tmp_path_factory.mktemp("floats") / "float.gguf", smollm2_path)
 
 
 def log_probs(model: EdgeModel, prompt: Sequence[int], answer: Sequence[int]) -> Rows:
@@ -79,15 +59,26 @@ def far(left: Rows, right: Rows) -> Floats:
     return np.array([np.abs(one[ids] - other[ids]) for one, other, ids in pairs])
 
 
-def test_it_says_what_llama_cpp_says(model: EdgeModel, floats: Path, smollm2_path: Path) -> None:
-    prompt = prompt_ids(model.tokenizer, TALK)
-    answer = answered(model, prompt)
-    text = b"".join(map(model.tokenizer.piece, answer)).decode()
-    assert text == "The capital of France is Paris."
-    own = log_probs(model, prompt, answer)
+def test_each_engine_says_what_llama_cpp_says(smollm2_path: Path, tmp_path: Path) -> None:
+    floats = write_floats(tmp_path / "float.gguf", smollm2_path)
     with LlamaModel(floats, context=CONTEXT, threads=1, gpu_layers=0) as llama:
-        assert fingerprint(model.tokenizer) == fingerprint(llama.tokenizer)
-        assert answered(llama, prompt) == answer
-        assert far(own, log_probs(llama, prompt, answer)).max() < FLOAT_NATS
-    with LlamaModel(smollm2_path, context=CONTEXT, threads=1, gpu_layers=0) as packed:
-        assert far(own, log_probs(packed, prompt, answer)).mean() < PACKED_NATS
+        prompt = prompt_ids(llama.tokenizer, TALK)
+        answer, vocabulary = answered(llama, prompt), fingerprint(llama.tokenizer)
+        text = b"".join(map(llama.tokenizer.piece, answer)).decode()
+        unrounded = log_probs(llama, prompt, answer)
+    assert text == "The capital of France is Paris."
+    with LlamaModel(smollm2_path, context=CONTEXT, threads=1, gpu_layers=0) as llama:
+        packed = log_probs(llama, prompt, answer)
+    source, options = (
+        read(smollm2_path),
+        EdgeOptions(context=CONTEXT, threads=1, gpu_layers=0, slots=2),
+    )
+    for engine, form in FORMS.items():
+        folder = convert(source, form, tmp_path / form)
+        with closing(EDGES.load(engine)(str(folder), options)) as model:
+            assert fingerprint(model.tokenizer) == vocabulary
+            assert prompt_ids(model.tokenizer, TALK) == prompt
+            assert answered(model, prompt) == answer
+            own = log_probs(model, prompt, answer)
+        assert far(own, unrounded).max() < FLOAT_NATS
+        assert far(own, packed).mean() < PACKED_NATS

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import gguf
 
+from pocket.convert.weights import Reader
+
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 def without_blocks(source: Path, target: Path, left_out: Collection[int] = (12, 13, 14)) -> Path:
     """Write `source` to `target` without some blocks; those that stay are not touched."""
-    reader = gguf.GGUFReader(source)
+    reader = Reader(source)
     architecture = str(reader.fields["general.architecture"].contents())
     count_key = f"{architecture}.block_count"
     count = int(reader.fields[count_key].contents())

@@ -4,7 +4,6 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
@@ -165,9 +164,9 @@ HOSTILE = [
 @pytest.mark.parametrize("piece", HOSTILE)
 @pytest.mark.parametrize("name", [name for name in EXACT if name != "phone"])
 def test_no_pattern_reads_long(name: str, piece: str) -> None:
-    """What takes a second at this length would take minutes if it were square."""
+    """What takes a second at this length would take a minute if it were square."""
     detector = DETECTORS.load(name)()
-    text = piece * ((1 << 18) // len(piece))
+    text = piece * ((1 << 17) // len(piece))
     begun = time.thread_time()
     for _ in detector.find(text):
         pass
@@ -176,16 +175,15 @@ def test_no_pattern_reads_long(name: str, piece: str) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("piece", ["1.", "a@b.example ", "<EMAIL_1>"])
-def test_four_megabytes_end_in_bounded_time(monkeypatch: pytest.MonkeyPatch, piece: str) -> None:
-    """Found in time or not sent."""
-    monkeypatch.setattr("edgewise.options.redact.filter.SECONDS", 2.0)
+def test_a_megabyte_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch, piece: str) -> None:
+    """What is found is replaced, too, however slow the machine is."""
+    monkeypatch.setattr("edgewise.options.redact.filter.SECONDS", 60.0)
     seen = Redacted(
         Redaction(dict.fromkeys(("email", "ip", "secret", "words"), "mask"), ("Anna Smith",))
     )
     begun = time.thread_time()
-    with suppress(Blocked):
-        shown(seen, piece * ((4 << 20) // len(piece)))
-    assert time.thread_time() - begun < 30
+    shown(seen, piece * ((1 << 20) // len(piece)))
+    assert time.thread_time() - begun < 10
 
 
 class Places:
