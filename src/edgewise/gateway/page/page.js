@@ -27,6 +27,7 @@ const state = {
   name: "",
   routers: new Map(),
   gateway: null,
+  refused: false,
   breaker: new Breaker(),
   latency: new Latency(),
   disconnected: false,
@@ -107,6 +108,12 @@ function showModels() {
 
 /** Reads what the gateway serves, which it tells nobody without its key. Returns the reply's status, 0 without one. */
 async function askCloud() {
+  const status = await cloudStatus();
+  state.refused = status === 401;
+  return status;
+}
+
+async function cloudStatus() {
   if (state.disconnected) return 0;
   state.cloud = "";
   if (state.config.gateway.keys && !key()) return 401;
@@ -171,11 +178,14 @@ async function answer(question) {
   state.running = new AbortController();
   showRunning();
   try {
-    const asks = Boolean(cloudShare && state.gateway?.allowed);
+    // A link would try again and again until the consult's deadline.
+    const refused = state.refused && (await askCloud()) === 401;
+    const gateway = refused ? null : state.gateway;
+    const asks = Boolean(cloudShare && gateway?.allowed);
     const { router, thresholds } = await measured(edge, byId("router").value, asks);
     const policy = new Policy({ cloudShare, threshold: thresholdAt(thresholds, cloudShare) });
     const prompt = await edge.promptIds(worded(state.messages));
-    const { gateway, breaker, latency, budget, running } = state;
+    const { breaker, latency, budget, running } = state;
     const maxTokens = Math.min(Math.max(1, byId("limit").valueAsNumber || 128), 4096);
     say("Answering.");
     const options = { edge, router, policy, gateway, breaker, latency, budget, maxTokens, signal: running.signal };
@@ -185,7 +195,7 @@ async function answer(question) {
       if (event.type === "finished") state.budget = event.budget;
     }
     state.messages.push({ role: "assistant", content: view.plain });
-    if (byId("state").textContent === "Answering.") say("Ready.");
+    if (byId("state").textContent === "Answering.") say(refused ? alone() : "Ready.");
   } catch (error) {
     // The question stands in the conversation without an answer: it is taken out again.
     state.messages.pop();
