@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 _PART = re.compile(r"(?ai)-(\d{5})-of-(\d{5})\.gguf$")
-_NOT_A_MODEL = re.compile(r"(?i)mmproj|imatrix")
+_NOT_A_MODEL = re.compile(r"(?i)(?:mmproj|imatrix)[^/\\]*$")
 # File systems take 255 bytes a part; an error repeats no more of what a stranger wrote.
 _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
@@ -58,7 +58,7 @@ def first_of(name: str) -> str:
 def models_among(names: Iterable[str]) -> list[str]:
     """Return those of `names` that are GGUF models, sorted; of a split model its first file.
 
-    Names with mmproj or imatrix in them are left out: such GGUFs are no models.
+    Files with mmproj or imatrix in their own names are left out: such GGUFs are no models.
     """
     ggufs = sorted(n for n in names if is_gguf(n) and not _NOT_A_MODEL.search(n))
     return [name for name in ggufs if first_of(name) == name]
