@@ -120,7 +120,7 @@ def _checked(path: Path) -> tuple[_File, _Model]:
         file = msgspec.json.decode(data, type=_File)
         model = msgspec.json.decode(file.model, type=_Model)
         grows = _growth(msgspec.json.decode(file.normalizer))
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise damaged(path, f"is not a tokenizer ({error})") from error
     if not _is_byte_level(file) and not model.byte_fallback:
         raise ModelError(
