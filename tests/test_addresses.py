@@ -32,6 +32,7 @@ REPOSITORIES = {
     "own/split": Repository(
         {f"big-Q4_K_M-{part:05d}-of-00002.gguf": b"GGUF %d" % part for part in (1, 2)}
     ),
+    "own/odd": Repository({"odd-00002-of-00000.gguf": b"GGUF odd"}),
     "own/large": Repository({"large-Q4_K_M.gguf": FULL}),
     "own/weights": Repository({"model.safetensors": b"no GGUF"}),
     "own/gated": Repository({"gated-Q4_K_M.gguf": b"GGUF gated"}, gated=True),
@@ -82,6 +83,7 @@ FORMS = {
     "{page}/own/zoo/tree/v1": "zoo-Q4_K_M.gguf",
     "{page}/own/zoo/blob/v1/mmproj-zoo-Q4_K_S.gguf": "mmproj-zoo-Q4_K_S.gguf",
     "{page}/own/zoo/resolve/v1/zoo-Q8_0.gguf?download=true": "zoo-Q8_0.gguf",
+    "own/odd": "odd-00002-of-00000.gguf",
     "own/split:Q4_K_M": "big-Q4_K_M-00001-of-00002.gguf",
 }
 

@@ -1,7 +1,7 @@
 """Providers of hosted models: which model names are theirs, and which variable holds their key."""
 
+import os
 import re
-from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -42,7 +42,7 @@ def hosted(address: str) -> tuple[str, str] | None:
 
     Such names are gpt-5-mini and openai/gpt-5-mini. An existing path or *.gguf is not one.
     """
-    is_file = address.lower().endswith(".gguf") or Path(address).exists()
+    is_file = address.lower().endswith(".gguf") or os.path.exists(address)
     if is_file or (named := _HOSTED.fullmatch(address)) is None:
         return None
     begins = (one.url for one in PROVIDERS if re.match(one.models, named["model"], re.IGNORECASE))

@@ -55,6 +55,8 @@ RUN = f"""
 --cloud=ftp://127.0.0.1 | 'ftp://127.0.0.1'
 --cloud=http://me:secret@127.0.0.1 | EDGEWISE_CLOUD_KEY
 --cloud=http://[127.0.0.1 | Invalid
+--cloud={"n" * 300} | 'nnn
+--price={"n" * 300} --cloud=none | 'nnn
 --price={NOBODY} --cloud=none | {NOBODY}
 --sent-file={NOBODY} --cloud=none | {NOBODY}
 --redact=on,@{NOBODY} --cloud=none | {NOBODY}
@@ -100,6 +102,7 @@ serve --connections 100000000 | --connections
 serve --api-key k --host {"x" * 300} | xxx
 serve --api-key k --port 8400 --host=\udcff | 8400
 serve --keys none.json | none.json
+serve --keys {"n" * 300} | 'nnn
 serve --keys none.json --api-key k | --api-key
 serve --api-key= | --api-key
 serve --api-key=\u043a\u043b\u044e\u0447 | --api-key

@@ -184,6 +184,15 @@ def test_lm_studios_models_are_found_by_the_end_of_their_names(studio: Path, nam
         resolve("lmstudio:4m", "edge")
 
 
+def test_a_model_lies_in_a_folder_of_any_name(home: Path, studio: Path) -> None:
+    path = kept(studio, "own/tiny-imatrix-GGUF/tiny.gguf")
+    kept(studio, "own/tiny-imatrix-GGUF/tiny.imatrix.gguf")
+    assert resolve("lmstudio:own/tiny-imatrix-GGUF", "edge") == path
+    cache = home / "hub" / "models--own--mmproj"
+    kept(cache, "snapshots/1/tiny.gguf")
+    assert vocabulary_of(cache) == vocabulary_of(bundled("edge"))
+
+
 def test_lm_studios_links_folder_of_downloads_and_home(home: Path, studio: Path) -> None:
     disk, moved = home / "disk", home / "moved"
     linked = kept(disk, "own/linked/linked-Q8_0.GGUF")

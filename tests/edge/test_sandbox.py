@@ -196,6 +196,19 @@ def test_all_parts_of_a_split_file_are_tried(tried: Tried, tmp_path: Path, epsil
             load(snapshot / parts[0].name)
 
 
+@pytest.mark.parametrize("end", ["00001-of-00000", "00002-of-00001", "٠٠٠٠١-of-٠٠٠٠١"])
+def test_a_name_that_is_no_part_stands_for_its_own_file(
+    tried: Tried, sound: Path, end: str
+) -> None:
+    path = sound.rename(sound.with_name(f"m-{end}.gguf"))
+    for other in ("m-00001-of-00001.gguf", "m-00001-of-٠٠٠٠١.gguf"):
+        path.with_name(other).touch()
+    load(path)
+    os.utime(path, (1, 1))
+    load(path)
+    assert tried() == 2
+
+
 def test_what_the_child_refuses_is_not_loaded(sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[object] = []
     monkeypatch.setattr(loading, "open_weights", lambda *given, **_: opened.append(given))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -639,6 +640,26 @@ def test_what_comes_before_a_reply_is_no_token(
     session = model.session()
     session.open(PROMPT)
     assert written(session, 3) == greedy(served, PROMPT, 3)
+
+
+def test_a_request_that_waits_too_long_ends_no_other_sessions_stream(
+    monkeypatch: pytest.MonkeyPatch, opened: Opened, served: LlamaEdge
+) -> None:
+    served.slots = 2
+    go_on, model = threading.Event(), opened(served, slots=2)
+    served.spoil = lambda event, number: event if number == 1 or go_on.wait() else None
+    session, late = model.session(), model.session()
+    for one in (session, late):
+        one.open(PROMPT)
+    tokens = written(session, 1)
+    served.early = b"HTTP/1.1 102 Processing\r\n\r\n"
+    with monkeypatch.context() as patched:
+        patched.setattr(server, "PATIENCE", 0.2)
+        with pytest.raises(EdgeError):
+            late.step()
+    go_on.set()
+    assert tokens + written(session, 3) == greedy(served, PROMPT, 4)
+    assert len(served.requests) == 2
 
 
 @pytest.mark.parametrize(

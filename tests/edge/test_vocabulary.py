@@ -218,9 +218,15 @@ def growing(described: dict[str, Any]) -> None:
     described["normalizer"] = {"type": "Sequence", "normalizers": [double] * 40}
 
 
+def uncountable(described: dict[str, Any]) -> None:
+    described["normalizer"] = {"type": "Sequence", "normalizers": 5}
+
+
 BAD: dict[str, tuple[Change, str]] = {
     "another kind": (wordpiece, "WordPiece"),
     "a text that grows": (growing, "16 times"),
+    "steps of nothing": (uncountable, "is not a tokenizer"),
+    "an id of no model": (lambda found: found["model"]["vocab"].update(q=4 * 10**9), "4000000001"),
     "no model": (lambda found: found.pop("model"), "is not a tokenizer"),
     "a model of nothing": (lambda found: found.update(model=[1]), "is not a tokenizer"),
     "merges of nothing": (lambda found: found["model"].update(merges=[["q", "zz"]]), "cannot load"),

@@ -102,7 +102,8 @@ def test_thresholds_start_at_scores_of_the_edges_own_writing(
 def test_a_start_that_was_kept_badly_is_computed_again(tmp_path: Path, edge: EdgeModel) -> None:
     found = thresholds.own_thresholds(edge, router_named("entropy"), "id")
     (record,) = (tmp_path / "edgewise" / "starts").iterdir()
-    for held in (b"{}}", b'{"0.05": 7}', b'{"x": 0.5}', b"{}"):
+    bad = (b"{}}", b'{"0.05": 7}', b'{"x": 0.5}', b"{}", b'{"\xff": 0.5}', b'{"x": ' + b"[" * 10**5)
+    for held in bad:
         record.write_bytes(held)
         assert thresholds.own_thresholds(edge, router_named("entropy"), "id") == found
 

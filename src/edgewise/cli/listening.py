@@ -1,5 +1,6 @@
 """Options, sockets and checks of the commands that listen: `serve` and `gateway`."""
 
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -77,7 +78,7 @@ def require_guarded(host: str, keys: Path | None, key: str | None = None, *, way
         raise UsageError(
             f"Without a key anyone who can reach {host} could use the models; give {ways}."
         )
-    if keys is not None and not keys.exists():
+    if keys is not None and not os.path.exists(keys):
         raise UsageError(f"There is no key file {str(keys)!r}; create it with edgewise keys add.")
 
 

@@ -1,5 +1,6 @@
 """A provider's price list. Prices have at most six decimals; costs are exact, as `Decimal`s."""
 
+import os
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated
@@ -96,7 +97,7 @@ def price_of(given: str) -> Price:
 
 
 def _read(path: Path) -> Price:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise _wrong(f"The price {str(path)!r} is neither three numbers nor a file")
     called = f"The price list {str(path)!r}"
     try:

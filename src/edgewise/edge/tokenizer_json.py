@@ -38,6 +38,8 @@ _ENDS = """
 ENDS = frozenset(_ENDS.split())
 """Special tokens that end an answer in any model, whatever its files say, as in llama.cpp."""
 
+# The largest vocabularies have a million ids; all up to the last one are looked at one by one.
+_MOST_IDS = 1 << 22
 _SPACE = "▁"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NULL = msgspec.Raw(b"null")
@@ -120,7 +122,7 @@ def _checked(path: Path) -> tuple[_File, _Model]:
         file = msgspec.json.decode(data, type=_File)
         model = msgspec.json.decode(file.model, type=_Model)
         grows = _growth(msgspec.json.decode(file.normalizer))
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
         raise damaged(path, f"is not a tokenizer ({error})") from error
     if not _is_byte_level(file) and not model.byte_fallback:
         raise ModelError(
@@ -194,8 +196,8 @@ class HubTokenizer:
             self._texts = {i: t for t, i in self._library.get_vocab(True).items()}
         known = max(self._texts, default=-1) + 1
         self.size = known if size is None else size
-        if known > self.size:
-            raise damaged(self._where, f"has {known} ids and its model {self.size}")
+        if known > (most := _MOST_IDS if size is None else size):
+            raise damaged(self._where, f"has {known} ids and its model at most {most}")
         control = {one.id for one in file.added_tokens if one.special}
         self._control = control & self._texts.keys()
         self.special: Mapping[int, str] = {

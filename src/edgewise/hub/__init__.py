@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-_PART = re.compile(r"(?i)-(\d{5})-of-(\d{5})\.gguf$")
-_NOT_A_MODEL = re.compile(r"(?i)mmproj|imatrix")
+_PART = re.compile(r"(?ai)-(\d{5})-of-(\d{5})\.gguf$")
+_NOT_A_MODEL = re.compile(r"(?i)(?:mmproj|imatrix)[^/\\]*$")
 # File systems take 255 bytes a part; an error repeats no more of what a stranger wrote.
 _LONGEST_NAME, _LONGEST_PART, _SHOWN = 1000, 256, 300
 
@@ -43,24 +43,31 @@ def is_gguf(name: str) -> bool:
     return name.lower().endswith(".gguf")
 
 
+def _part(name: str) -> re.Match[str] | None:
+    """Return the match of a split GGUF's part, numbered from 1 to the total; else None."""
+    found = _PART.search(name)
+    return found if found and 1 <= int(found[1]) <= int(found[2]) else None
+
+
 def first_of(name: str) -> str:
     """Return the first file of the split GGUF that `name` is a part of; any other name as it is."""
-    return _PART.sub(lambda found: found[0].replace(found[1], "00001", 1), name)
+    part = _part(name)
+    return f"{name[: part.start(1)]}00001{name[part.end(1) :]}" if part else name
 
 
 def models_among(names: Iterable[str]) -> list[str]:
     """Return those of `names` that are GGUF models, sorted; of a split model its first file.
 
-    Names with mmproj or imatrix in them are left out: such GGUFs are no models.
+    Files with mmproj or imatrix in their own names are left out: such GGUFs are no models.
     """
     ggufs = sorted(n for n in names if is_gguf(n) and not _NOT_A_MODEL.search(n))
-    return [name for name in ggufs if (part := _PART.search(name)) is None or int(part[1]) == 1]
+    return [name for name in ggufs if first_of(name) == name]
 
 
 def parts_of(name: str) -> list[str]:
     """Return all files of the split GGUF that `name` is a part of; any other name alone."""
-    match = _PART.search(name)
-    if not match:
+    part = _part(name)
+    if not part:
         return [name]
-    stem, end = name[: match.start()], name[match.start(2) - 4 :]
-    return [f"{stem}-{part:05d}{end}" for part in range(1, int(match[2]) + 1)]
+    stem, end = name[: part.start(1)], name[part.end(1) :]
+    return [f"{stem}{number:05d}{end}" for number in range(1, int(part[2]) + 1)]

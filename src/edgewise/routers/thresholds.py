@@ -96,7 +96,7 @@ def _record(kind: str, edge: EdgeModel, *parts: str) -> Path | None:
 
 def _kept(record: Path | None) -> Mapping[str, float]:
     """Return stored thresholds; none if the file is missing or invalid."""
-    with suppress(OSError, msgspec.DecodeError):
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
         if record:
             return msgspec.json.decode(record.read_bytes(), type=Thresholds)
     return {}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from threading import Timer
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,19 +44,22 @@ class Server:
         """Connection (httpcore's) of the last `found`; after a GET, no stream uses or closes it."""
         self.closes = False
         """Whether the server ends `connection` after its reply, as some servers always do."""
+        self._clients = set[httpx2.Client]()
         try:
-            # Apart, so that a look at the server never waits for, or closes, a stream.
-            self._http = {method: self._opened_client() for method in ("GET", "POST")}
+            # Apart, so that no stream closes `connection`.
+            self._idle = {method: [self._opened_client()] for method in ("GET", "POST")}
         except (httpx2.InvalidURL, UnicodeError) as error:
             raise AddressError(f"{url!r} is no address of a server", setting="edge") from error
 
     def _opened_client(self) -> httpx2.Client:
         # A proxy of the environment would be sent what is to stay near.
         timeout = httpx2.Timeout(PATIENCE, connect=_CONNECTING)
-        return httpx2.Client(**client_options(self.url, self._key, timeout))
+        http = httpx2.Client(**client_options(self.url, self._key, timeout))
+        self._clients.add(http)
+        return http
 
     def close(self) -> None:
-        for http in self._http.values():
+        for http in list(self._clients):
             http.close()
 
     def found(self, request: Request) -> bytes | None:
@@ -125,22 +128,34 @@ class Server:
             if self._record is not None:
                 self._record(urlsplit(self.url).netloc, content)
         headers = {"Content-Type": "application/json"}
-        with self.named():
-            http = self._http[method]
-            sending = http.build_request(method, path, content=content, headers=headers)
-            response = self._started(sending)
-        try:
-            self._require_own(response)
-            yield response
-        finally:
-            response.close()
+        with self._client(method) as http:
+            with self.named():
+                sending = http.build_request(method, path, content=content, headers=headers)
+                response = self._started(http, sending)
+            with closing(response):
+                self._require_own(response)
+                yield response
 
-    def _started(self, request: httpx2.Request) -> httpx2.Response:
+    @contextmanager
+    def _client(self, method: str) -> Generator[httpx2.Client]:
+        """Yield a client that meanwhile sends nothing else, and is closed with nothing else."""
+        idle = self._idle[method]
+        try:
+            http = idle.pop()
+        except IndexError:
+            http = self._opened_client()
+        try:
+            yield http
+        finally:
+            if not http.is_closed:
+                idle.append(http)
+
+    def _started(self, http: httpx2.Client, request: httpx2.Request) -> httpx2.Response:
         """Return the response when its headers have come. Raises `EdgeError` after `PATIENCE` s."""
-        since, http = time.monotonic(), self._http[request.method]
+        since = time.monotonic()
 
         def give_up() -> None:
-            self._http[request.method] = self._opened_client()
+            self._clients.discard(http)
             # Only this ends a request that waits in another thread.
             http.close()
 
