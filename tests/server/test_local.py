@@ -520,7 +520,7 @@ def test_a_long_text_keeps_no_answer_waiting() -> None:
 def test_a_part_of_a_local_answer_is_known_by_itself(
     thought: str, said: str, behind: str, length: int
 ) -> None:
-    """Clients send back the answer without its thoughts, and a call's arguments alone."""
+    """Clients send back the whole answer, or one without its thoughts, or a call's arguments."""
     # Numbers, since an answer ends where it goes round in circles.
     between = "".join(map(str, range(length)))[:length]
     written = f"{thought}{between}{behind}{said}"
@@ -529,10 +529,10 @@ def test_a_part_of_a_local_answer_is_known_by_itself(
         body = {"model": "edgewise", "prompt": "sky: ", "max_tokens": 600}
         told = client.post("/v1/completions", json=body, headers=HEADER).json()
         assert told["choices"][0]["text"] == written
-        turns = [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
-        more = {"model": "edgewise", "messages": turns, "max_tokens": 4}
-        later = client.post("/v1/chat/completions", json=more).json()
-        assert later["choices"][0]["message"]["edgewise"] == {"cloud": "none"}
+        for back in (written, said):
+            # Another question each time: the first one is local from then on.
+            later = post(client, [turn("assistant", back), turn("user", f"{len(back)}?")]).json()
+            assert later["choices"][0]["message"].get("edgewise") == {"cloud": "none"}
 
 
 def test_what_merely_looks_alike_goes_on() -> None:
