@@ -38,7 +38,7 @@ from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import DIALECTS
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
-from tests.server.in_process import BODIES, answering_of, app, at_port
+from tests.server.in_process import BODIES, CHAT, answering_of, app, at_port
 from tests.tool_models import ToolTokenizer
 
 MARK = {"edgewise": {"cloud": "none"}}
@@ -135,6 +135,7 @@ UNHELD: list[tuple[str, dict[str, Any], str]] = [
     ("chat/completions", {"messages": [X | {"edgewise": {}}]}, "messages.0.edgewise"),
     ("chat/completions", {"headers": {"X-Edgewise-Cloud": "auto"}}, "X-Edgewise-Cloud"),
     ("chat/completions", {"headers": {"X-Edgewise-Cloud": ""}}, "X-Edgewise-Cloud"),
+    ("messages/count_tokens", {"headers": {"X-Edgewise-Cloud": "auto"}}, "X-Edgewise-Cloud has"),
     ("chat/completions", {"model": "edgewise:cloud", **MARK}, "model"),
     # Marks on what is no message.
     ("responses", {"input": [X, CALLED | MARK, X]}, "edgewise is not supported"),
@@ -333,6 +334,10 @@ def test_a_refused_request_was_local_too(asked: Asking, later: str) -> None:
     headers = {"headers": HEADER}
     assert asked.ask("chat/completions", too_long[:1] + too_long, **headers).status_code == 400
     assert asked.ask(later, [("user", said)]).status_code == 200
+    counted = turn("user", f"{SECRET} counted {later}", local=True)
+    body = CHAT | {"messages": [counted]}
+    assert asked.client.post("messages/count_tokens", json=body).status_code == 200
+    assert asked.ask(later, [("user", counted["content"])]).status_code == 200
     assert "hidden" not in asked.crossed
 
 
