@@ -185,6 +185,19 @@ def test_a_mark_on_a_message_holds_at_every_endpoint(path: str, said: list[dict[
             assert cloud.opened == opened
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+def test_a_local_answer_is_known_after_a_restart(path: str) -> None:
+    with app() as client:
+        told = client.post(f"/v1/{path}", json=BODIES[path] | MARK).json()
+        stream = client.post(f"/v1/{path}", json=BODIES[path] | MARK | {"stream": True}).text
+    assert '"cloud":"none"' in stream
+    said = told["choices"][0]["message"] if "choices" in told else told.get("output", [told])[0]
+    field = "input" if path == "responses" else "messages"
+    with app(cloud := ScriptedCloud(noise())) as client:
+        found = client.post(f"/v1/{path}", json=BODIES[path] | {field: [X, said, X]})
+    assert (found.status_code, cloud.opened) == (200, 0)
+
+
 def test_a_mark_goes_on_to_all_that_follows_and_is_remembered() -> None:
     known = LocalMessages()
     said = [Message("user", "a"), Message("assistant", "b"), Message("user", "c")]

@@ -241,7 +241,7 @@ class MessagesWriter(EventWriter):
     @cached_property
     def _head(self) -> dict[str, Any]:
         head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
-        return {**head, "model": self.request.model}
+        return {**head, "model": self.request.model, **self.mark}
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         return anthropic_body(error)

@@ -57,7 +57,8 @@ class Writer(ABC):
     `reply_with` sets `prompt_ids` (the prompt's) and `context` (that of the edge model, in tokens),
     then calls `begun`, `more` for each event and, unless the chunks are streamed, `reply`. `calls`
     finds the tool calls in the answer's text (None: there can be none), `items` are the parts of
-    the answer so far. `local`: only trusted clouds may see the conversation; the reply may say so.
+    the answer so far. If the conversation is `local` (only trusted clouds may see it), `mark` has
+    the field `edgewise` with `cloud` "none", for the answer's message; clients should send it back.
     """
 
     end: ClassVar[str | None] = "[DONE]"
@@ -71,8 +72,8 @@ class Writer(ABC):
         calls: CallReader | None = None,
         local: bool = False,
     ) -> None:
-        self.request, self.calls, self.local = request, calls, local
-        self.tokenizer = tokenizer
+        self.request, self.calls, self.tokenizer = request, calls, tokenizer
+        self.mark: dict[str, Any] = {"edgewise": {"cloud": "none"}} if local else {}
         self.prompt_ids: Sequence[int] = ()
         self.context = 0
         self.items: list[Item] = []
