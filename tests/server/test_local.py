@@ -26,13 +26,7 @@ from edgewise.prompts import Message
 from edgewise.server.local_messages import LocalMessages
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import (
-    SIZE,
-    ByteTokenizer,
-    ScriptedEdge,
-    noise,
-    replying,
-)
+from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge, noise, replying
 from edgewise.wire.protocol import Ask, Prefetch, from_device
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import DIALECTS
