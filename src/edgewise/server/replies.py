@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from msgspec.structs import asdict
 from sse_starlette.sse import AppStatus, EventSourceResponse
 from starlette.types import Receive, Scope, Send
@@ -403,14 +403,16 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
         if writer.request.stream:
             return EventStream(writer, events, held.pop_all(), ignored_header(names))
 
-        async def collected() -> JSONResponse:
+        async def collected() -> Response:
             end: AnswerEvent | None = None
             # What a stream would say is kept by the writer.
             deque(writer.begun(), maxlen=0)
             async for end in events:
                 deque(writer.more(end), maxlen=0)
             assert isinstance(end, Finished)
-            return JSONResponse(writer.reply(end), headers=ignored_header(names))
+            # As in a stream, a number that JSON does not have is null.
+            body = msgspec.json.encode(writer.reply(end))
+            return Response(body, 200, ignored_header(names), "application/json")
 
         return await unless_gone(request, collected())
     # Types cannot tell that nothing above swallows exceptions.
