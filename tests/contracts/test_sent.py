@@ -128,10 +128,7 @@ def test_the_next_answer_sends_what_the_last_did_not(through: Watched) -> None:
 
 
 def test_a_gateway_that_asks_for_everything_costs_both_times(engine: ScriptedEngine) -> None:
-    with (
-        gateway([engine.url], most_ids=1) as running,
-        watched(running.url, GatewayCloud) as made,
-    ):
+    with gateway([engine.url], most_ids=1) as running, watched(running.url, GatewayCloud) as made:
         session = made.open()
         consult(session, PROMPT)
         assert made.consult(session, [*PROMPT, 1]) == 1 + len(PROMPT) + 1

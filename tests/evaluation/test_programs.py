@@ -180,10 +180,7 @@ def test_an_answer_that_cannot_check_is_refused(check: Grading, answer: str) -> 
         Question("q", "f", "", answer, check)
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [{"pattern": "(a+)+$"}, {"$ref": "http://127.0.0.1:9/x.json"}],
-)
+@pytest.mark.parametrize("schema", [{"pattern": "(a+)+$"}, {"$ref": "http://127.0.0.1:9/x.json"}])
 @pytest.mark.deep
 def test_a_schema_that_cannot_be_used_is_refused(
     schema: dict[str, str], monkeypatch: pytest.MonkeyPatch

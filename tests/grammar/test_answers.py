@@ -128,6 +128,7 @@ HOSTILE: dict[str, Any] = {
     "not supported": {"not": {"type": "string"}},
     "no type": {"type": "text"},
     "no schema": {"type": 5, "properties": [], "required": {}},
+    "no patterns of keys": {"type": "object", "patternProperties": True},
     "no JSON": {"const": object()},
     "half a character": {"const": "\ud800"},
     "lenient": {"x-guidance": {"lenient": True}, "not": {}},

@@ -10,13 +10,7 @@ from hypothesis import given
 
 from edgewise.errors import UsageError
 from edgewise.loop.decoder import Decoder, collect
-from edgewise.loop.policy import (
-    INITIAL_BUCKET,
-    MAX_BUCKET,
-    Budget,
-    Policy,
-    SharedBudget,
-)
+from edgewise.loop.policy import INITIAL_BUCKET, MAX_BUCKET, Budget, Policy, SharedBudget
 from edgewise.routers.untrained import Random
 from edgewise.testing import ScriptedCloud, ScriptedEdge, noise
 

@@ -14,7 +14,7 @@ from edgewise.edge.scoring import MOST
 from edgewise.loop.policy import INITIAL_BUCKET
 from edgewise.testing.link import Link
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import ScriptedEdge, noise, replying
+from edgewise.testing.scripted_edge import SIZE, ScriptedEdge, noise, replying
 from edgewise_lab.evaluation.tasks.pocketqa import pocketqa
 from tests.asked import HARD
 from tests.gateway.running import gateway
@@ -115,6 +115,18 @@ def test_long_prompts_are_scored_in_batches() -> None:
         assert found[at] == pytest.approx(
             float(logits[ids[at]] - np.log(np.exp(logits).sum())), abs=1e-4
         )
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # the entropy's
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_logprob_of_what_cannot_be_is_null(stream: bool) -> None:
+    logits = np.zeros(SIZE, np.float32)
+    logits[ord("z")] = -np.inf
+    asked = {"model": "edgewise:edge", "prompt": "az", "echo": True, "logprobs": 1}
+    with app(edge=ScriptedEdge(lambda ids: logits)) as client:
+        found = client.post("/v1/completions", json=asked | {"max_tokens": 1, "stream": stream})
+    assert found.status_code == 200
+    assert '"token_logprobs":[null,null' in found.text
 
 
 def test_ids_of_a_text_and_back(url: str) -> None:

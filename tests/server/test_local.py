@@ -26,19 +26,13 @@ from edgewise.prompts import Message
 from edgewise.server.local_messages import LocalMessages
 from edgewise.settings import Settings
 from edgewise.testing.scripted_cloud import ScriptedCloud
-from edgewise.testing.scripted_edge import (
-    SIZE,
-    ByteTokenizer,
-    ScriptedEdge,
-    noise,
-    replying,
-)
+from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge, noise, replying
 from edgewise.wire.protocol import Ask, Prefetch, from_device
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.engine_dialects import DIALECTS
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.running import gateway
-from tests.server.in_process import BODIES, answering_of, app, at_port
+from tests.server.in_process import BODIES, CHAT, answering_of, app, at_port
 from tests.tool_models import ToolTokenizer
 
 MARK = {"edgewise": {"cloud": "none"}}
@@ -135,6 +129,7 @@ UNHELD: list[tuple[str, dict[str, Any], str]] = [
     ("chat/completions", {"messages": [X | {"edgewise": {}}]}, "messages.0.edgewise"),
     ("chat/completions", {"headers": {"X-Edgewise-Cloud": "auto"}}, "X-Edgewise-Cloud"),
     ("chat/completions", {"headers": {"X-Edgewise-Cloud": ""}}, "X-Edgewise-Cloud"),
+    ("messages/count_tokens", {"headers": {"X-Edgewise-Cloud": "auto"}}, "X-Edgewise-Cloud has"),
     ("chat/completions", {"model": "edgewise:cloud", **MARK}, "model"),
     # Marks on what is no message.
     ("responses", {"input": [X, CALLED | MARK, X]}, "edgewise is not supported"),
@@ -182,6 +177,19 @@ def test_a_mark_on_a_message_holds_at_every_endpoint(path: str, said: list[dict[
             found = client.post(f"/v1/{path}", json=BODIES[path] | {field: turns})
             assert found.status_code == 200, found.text
             assert cloud.opened == opened
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+def test_a_local_answer_is_known_after_a_restart(path: str) -> None:
+    with app() as client:
+        told = client.post(f"/v1/{path}", json=BODIES[path] | MARK).json()
+        stream = client.post(f"/v1/{path}", json=BODIES[path] | MARK | {"stream": True}).text
+    assert '"cloud":"none"' in stream
+    said = told["choices"][0]["message"] if "choices" in told else told.get("output", [told])[0]
+    field = "input" if path == "responses" else "messages"
+    with app(cloud := ScriptedCloud(noise())) as client:
+        found = client.post(f"/v1/{path}", json=BODIES[path] | {field: [X, said, X]})
+    assert (found.status_code, cloud.opened) == (200, 0)
 
 
 def test_a_mark_goes_on_to_all_that_follows_and_is_remembered() -> None:
@@ -333,6 +341,10 @@ def test_a_refused_request_was_local_too(asked: Asking, later: str) -> None:
     headers = {"headers": HEADER}
     assert asked.ask("chat/completions", too_long[:1] + too_long, **headers).status_code == 400
     assert asked.ask(later, [("user", said)]).status_code == 200
+    counted = turn("user", f"{SECRET} counted {later}", local=True)
+    body = CHAT | {"messages": [counted]}
+    assert asked.client.post("messages/count_tokens", json=body).status_code == 200
+    assert asked.ask(later, [("user", counted["content"])]).status_code == 200
     assert "hidden" not in asked.crossed
 
 
@@ -520,7 +532,7 @@ def test_a_long_text_keeps_no_answer_waiting() -> None:
 def test_a_part_of_a_local_answer_is_known_by_itself(
     thought: str, said: str, behind: str, length: int
 ) -> None:
-    """Clients send back the answer without its thoughts, and a call's arguments alone."""
+    """Clients send back the whole answer, or one without its thoughts, or a call's arguments."""
     # Numbers, since an answer ends where it goes round in circles.
     between = "".join(map(str, range(length)))[:length]
     written = f"{thought}{between}{behind}{said}"
@@ -529,10 +541,10 @@ def test_a_part_of_a_local_answer_is_known_by_itself(
         body = {"model": "edgewise", "prompt": "sky: ", "max_tokens": 600}
         told = client.post("/v1/completions", json=body, headers=HEADER).json()
         assert told["choices"][0]["text"] == written
-        turns = [{"role": "assistant", "content": said}, {"role": "user", "content": "go on"}]
-        more = {"model": "edgewise", "messages": turns, "max_tokens": 4}
-        later = client.post("/v1/chat/completions", json=more).json()
-        assert later["choices"][0]["message"]["edgewise"] == {"cloud": "none"}
+        for back in (written, said):
+            # Another question each time: the first one is local from then on.
+            later = post(client, [turn("assistant", back), turn("user", f"{len(back)}?")]).json()
+            assert later["choices"][0]["message"].get("edgewise") == {"cloud": "none"}
 
 
 def test_what_merely_looks_alike_goes_on() -> None:

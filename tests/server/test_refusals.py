@@ -446,6 +446,13 @@ def test_a_body_that_is_not_a_request(
         assert "\n" not in message
 
 
+def test_what_is_nested_as_deep_as_can_be_read_is_refused(client: TestClient) -> None:
+    for depth in range(900, 1000):
+        body = ASKED.replace(b'"sky: "', b'[{"type": %s}]' % (b"[" * depth + b"]" * depth))
+        found = client.post("/v1/chat/completions", content=body, headers=JSON)
+        assert found.status_code == 400, depth
+
+
 def test_a_mark_of_utf_8_may_stand_before_a_body(client: TestClient) -> None:
     body = b"\xef\xbb\xbf" + json.dumps(CHAT).encode()
     found = client.post("/v1/chat/completions", content=body, headers=JSON)

@@ -218,8 +218,8 @@ class _Weighing:
             if self._left.states < 0:
                 raise self._refused(f"has a multipleOf of more than {MAX_MULTIPLE}, or several")
             ways += math.log(states)
-        if keys := given.get("patternProperties"):
-            part = len(keys) / MAX_KEY_PATTERNS
+        if isinstance(keys := given.get("patternProperties"), Mapping):
+            part = len(cast(Mapping[str, Any], keys)) / MAX_KEY_PATTERNS
             if part > 1:
                 raise self._refused(f"has more than {MAX_KEY_PATTERNS} patternProperties")
             ways += math.log(MAX_WAYS) * part

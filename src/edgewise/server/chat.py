@@ -223,20 +223,12 @@ def joined_turns(turns: Sequence[Message]) -> list[Message]:
 
 
 class ChatReply(ChunkWriter):
-    """Writes the reply of `/v1/chat/completions`.
-
-    If the conversation is local (only trusted clouds may see it), the answer's message has the
-    field `edgewise` with `cloud` "none". A client should send this field back with the message.
-    """
+    """Writes the reply of `/v1/chat/completions`."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    @property
-    def _mark(self) -> dict[str, Any]:
-        return {"edgewise": {"cloud": "none"}} if self.local else {}
-
     def opening(self) -> dict[str, Any]:
-        return {"delta": {"role": "assistant", "content": "", **self._mark}}
+        return {"delta": {"role": "assistant", "content": "", **self.mark}}
 
     def piece(
         self, item: Item | None = None, more: str = "", token: Token | None = None
@@ -257,7 +249,7 @@ class ChatReply(ChunkWriter):
         more = {"tool_calls": calls} if calls else {}
         logged = self.request.candidates is not None
         logprobs = {"content": self.logprobs["content"], "refusal": None} if logged else None
-        return {"message": message | more | self._mark, "logprobs": logprobs}
+        return {"message": message | more | self.mark, "logprobs": logprobs}
 
     def _logprobs(self, token: Token | None) -> dict[str, Any] | None:
         """Return the field `logprobs` of a token: None if not requested, empty lists if unknown."""

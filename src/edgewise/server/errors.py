@@ -107,7 +107,8 @@ def install(app: FastAPI) -> None:
         return JSONResponse(body, refusal.status, headers=refusal.headers)
 
     # Starlette raises what nobody expected again, so that the log has it whole.
-    for kind in (Exception, ApiError, EdgewiseError, RequestValidationError, HTTPException):
+    expected = (ApiError, EdgewiseError, RequestValidationError, HTTPException, RecursionError)
+    for kind in (Exception, *expected):
         app.add_exception_handler(kind, reply)
 
 
@@ -115,8 +116,9 @@ def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
     """Return the error reply for an exception; an `ApiError` is returned as it is.
 
     Invalid requests and `UsageError`s become a 400, `CloudError`s a 502, other `EdgewiseError`s a
-    500; an `HTTPException` keeps its status. Any other exception (a bug) becomes a 500 without
-    details. If the prompt is too long, `param` is `prompt`: the name of the field that holds it.
+    500; an `HTTPException` keeps its status. A `RecursionError` becomes a 400: the body is nested
+    too deeply. Any other exception (a bug) becomes a 500 without details. If the prompt is too
+    long, `param` is `prompt`: the name of the field that holds it.
     """
     if isinstance(error, ApiError):
         return error
@@ -132,6 +134,8 @@ def refusal_of(error: Exception, *, prompt: str | None = None) -> ApiError:
         message = f"This address takes {allowed}." if allowed else f"{error.detail.rstrip('.')}."
         code = "context_length_exceeded" if error.status_code == 413 else None
         return ApiError(error.status_code, message, code=code, headers=error.headers)
+    if isinstance(error, RecursionError):
+        return ApiError(400, "The body is nested too deeply; flatten it.")
     # A bug, whose message may quote anything.
     return ApiError(500, "The server failed; its log says how.", code="internal_error")
 

@@ -70,17 +70,16 @@ class LocalAnswer:
 
     def __init__(self, known: "LocalMessages", owner: str) -> None:
         self._known, self._owner = known, owner
-        self._text, self._begins = "", True
+        # All beginnings that are not known yet: clients send back the whole answer, or a part.
+        self._begun, self._tail = [""], ""
 
     def wrote(self, text: str) -> None:
         """Add the answer's next `text`; remember how reasoning, text and calls' arguments begin."""
         # At each token: a client may stop there, and send back what it got in another request.
-        *before, self._text = _ANEW.split(self._text + text)
-        self._begins = self._begins or bool(before)
-        if self._begins:
-            self._begins = self._known.writing(self._text, owner=self._owner)
-        else:
-            self._text = self._text[-_TAIL:]
+        *before, last = _ANEW.split(self._tail + text)
+        begun = [one + text for one in self._begun] + ([last] if before else [])
+        self._begun = [one for one in begun if self._known.writing(one, owner=self._owner)]
+        self._tail = last[-_TAIL:]
 
 
 class _Search:

@@ -17,7 +17,7 @@ from edgewise.grammar.response_format import ResponseFormat
 from edgewise.prompts import ToolCall
 from edgewise.server.chat import answered, joined_turns, prompt_reader
 from edgewise.server.errors import ApiError, anthropic_body
-from edgewise.server.models import pair_of, policy_for
+from edgewise.server.models import marked, pair_of, policy_for
 from edgewise.server.replies import EventWriter, Item, UsageCounts, admitted, unless_gone
 from edgewise.server.requests import (
     MAX_MESSAGES,
@@ -224,8 +224,9 @@ async def count_tokens(body: CountRequest, request: Request, reply: Response) ->
     """Return how many tokens a conversation's prompt has, by the edge model's tokenizer."""
     reply.headers.update(ignored_header(ignored(body)) or {})
     answering = pair_of(request)
+    # Sent next without the mark, for an answer, local messages stay local.
+    turns = joined_turns(await marked(request, body.edgewise, body.turns()))
     policy_for(answering, body.model)
-    turns = joined_turns([one.message for one in body.turns()])
     read = prompt_reader(answering, turns, body.answer_format())
     async with admitted(request):
         prompt = await unless_gone(request, answering.read(read))
@@ -240,7 +241,7 @@ class MessagesWriter(EventWriter):
     @cached_property
     def _head(self) -> dict[str, Any]:
         head = {"id": f"msg_{secrets.token_hex(12)}", "type": "message", "role": "assistant"}
-        return {**head, "model": self.request.model}
+        return {**head, "model": self.request.model, **self.mark}
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         return anthropic_body(error)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from msgspec.structs import asdict
 from sse_starlette.sse import AppStatus, EventSourceResponse
 from starlette.types import Receive, Scope, Send
@@ -57,7 +57,8 @@ class Writer(ABC):
     `reply_with` sets `prompt_ids` (the prompt's) and `context` (that of the edge model, in tokens),
     then calls `begun`, `more` for each event and, unless the chunks are streamed, `reply`. `calls`
     finds the tool calls in the answer's text (None: there can be none), `items` are the parts of
-    the answer so far. `local`: only trusted clouds may see the conversation; the reply may say so.
+    the answer so far. If the conversation is `local` (only trusted clouds may see it), `mark` has
+    the field `edgewise` with `cloud` "none", for the answer's message; clients should send it back.
     """
 
     end: ClassVar[str | None] = "[DONE]"
@@ -71,8 +72,8 @@ class Writer(ABC):
         calls: CallReader | None = None,
         local: bool = False,
     ) -> None:
-        self.request, self.calls, self.local = request, calls, local
-        self.tokenizer = tokenizer
+        self.request, self.calls, self.tokenizer = request, calls, tokenizer
+        self.mark: dict[str, Any] = {"edgewise": {"cloud": "none"}} if local else {}
         self.prompt_ids: Sequence[int] = ()
         self.context = 0
         self.items: list[Item] = []
@@ -402,14 +403,16 @@ async def reply_with(writer: Writer, decoding: DecodeRequest, request: Request) 
         if writer.request.stream:
             return EventStream(writer, events, held.pop_all(), ignored_header(names))
 
-        async def collected() -> JSONResponse:
+        async def collected() -> Response:
             end: AnswerEvent | None = None
             # What a stream would say is kept by the writer.
             deque(writer.begun(), maxlen=0)
             async for end in events:
                 deque(writer.more(end), maxlen=0)
             assert isinstance(end, Finished)
-            return JSONResponse(writer.reply(end), headers=ignored_header(names))
+            # As in a stream, a number that JSON does not have is null.
+            body = msgspec.json.encode(writer.reply(end))
+            return Response(body, 200, ignored_header(names), "application/json")
 
         return await unless_gone(request, collected())
     # Types cannot tell that nothing above swallows exceptions.

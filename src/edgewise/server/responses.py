@@ -203,7 +203,7 @@ class ResponsesWriter(EventWriter):
             yield self._event(kind, response={**self._head, "status": "in_progress"})
 
     def opened(self, item: Item) -> Iterator[dict[str, Any]]:
-        whole = _whole(item, "in_progress")
+        whole = self._whole(item, "in_progress")
         empty = whole if item.call else {**whole, "content": []}
         yield self._event("output_item.added", output_index=item.index, item=empty)
         if item.call is None:
@@ -222,7 +222,7 @@ class ResponsesWriter(EventWriter):
         else:
             called = {"name": item.call.name, "arguments": item.text}
             yield self._event("function_call_arguments.done", **place, **called)
-        whole = _whole(item, _status(end))
+        whole = self._whole(item, _status(end))
         yield self._event("output_item.done", output_index=item.index, item=whole)
 
     def ended(self, end: Finished) -> Iterator[dict[str, Any]]:
@@ -231,14 +231,24 @@ class ResponsesWriter(EventWriter):
     def reply(self, end: Finished) -> dict[str, Any]:
         *before, last = self.items
         status = _status(end)
+        output = [*(self._whole(item, "completed") for item in before), self._whole(last, status)]
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             **self._head,
             "status": status,
             "incomplete_details": cut,
-            "output": [*(_whole(item, "completed") for item in before), _whole(last, status)],
+            "output": output,
             "usage": _usage(end),
         }
+
+    def _whole(self, item: Item, status: str) -> dict[str, Any]:
+        """Return the item as it is written so far."""
+        head = {"id": _id(item), "status": status}
+        if item.call is None:
+            said = {"content": [_text(item)], **self.mark}
+            return {"type": "message", "role": "assistant", **head, **said}
+        call = {"call_id": item.call.id, "name": item.call.name, "arguments": item.text}
+        return {"type": "function_call", **head, **call}
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1
@@ -260,15 +270,6 @@ def _id(item: Item) -> str:
 
 def _text(item: Item) -> dict[str, Any]:
     return {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
-
-
-def _whole(item: Item, status: str) -> dict[str, Any]:
-    """Return the item as it is written so far."""
-    head = {"id": _id(item), "status": status}
-    if item.call is None:
-        return {"type": "message", "role": "assistant", **head, "content": [_text(item)]}
-    call = {"call_id": item.call.id, "name": item.call.name, "arguments": item.text}
-    return {"type": "function_call", **head, **call}
 
 
 def _usage(end: Finished) -> dict[str, Any]:
