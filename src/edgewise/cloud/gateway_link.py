@@ -201,7 +201,7 @@ class GatewayLink:
     async def _opened(self, socket: ClientConnection, sent: Outgoing) -> Opened:
         opening = encode(Open(VERSION, self._tokenizer, self._session))
         try:
-            sent.add(0, opening, billable=False)
+            sent.add((), opening, billable=False)
             async with asyncio.timeout(OPEN_SECONDS):
                 await socket.send(opening)
                 message = await socket.recv()
@@ -275,7 +275,7 @@ class GatewayLink:
         if socket is None:
             raise Broken
         billable = isinstance(frame, Ask | Prefetch)
-        sent.add(len(frame.ids) if billable else 0, data, billable=billable)
+        sent.add(frame.ids if billable else (), data, billable=billable)
         try:
             await socket.send(data)
         except (ConnectionClosed, OSError) as error:

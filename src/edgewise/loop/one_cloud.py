@@ -394,7 +394,7 @@ class CloudConsults:
         self, ids: Sequence[int], n: int, requests: int | None = None, verify: int = 0
     ) -> Flight:
         begun, ids = time.monotonic(), list(ids)
-        sent, deadline = self.sent.consult(ids, requests), math.inf
+        sent, deadline = self.sent.consult(requests), math.inf
         # A model in this process may be slow, but it is not gone: waiting is up to the user.
         if not self.tier.cloud.here or self._policy.deadline is not None:
             deadline = self._policy.deadline_now(self.latency, first=self._first, prompt=len(ids))
