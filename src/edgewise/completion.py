@@ -166,6 +166,19 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         # Some engines count the prompt once for each draft.
         self._check_meter(prompt * max(1, verify))
 
+    def require_defined(self, name: str, defines: Callable[[int], bool]) -> None:
+        """Raise `CloudProtocolError` if the edge vocabulary does not define an id of a token.
+
+        `name` is the cloud model's; `defines(id)` says whether the id stands for anything.
+        """
+        for token in (*self.ids, *(one.id for one in self.verified)):
+            if not defines(token):
+                raise CloudProtocolError(
+                    f"{name!r} returned id {token}, which the edge vocabulary does not define",
+                    hint="choose two models of one family, or name its own tokenizer",
+                    setting="cloud_tokenizer",
+                )
+
     def _check_meter(self, prompt: int) -> None:
         for name, count, most in (
             ("cached prompt tokens", self.cached, prompt),
