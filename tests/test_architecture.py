@@ -111,7 +111,7 @@ BUDGET = {
     "edgewise/options": 2_175,
     "edgewise": 3_297,
     "edgewise/cli": 2_393,
-    "edgewise/cloud": 3_904,
+    "edgewise/cloud": 3_903,
     "edgewise/costs": 658,
     "edgewise/edge": 4_488,
     "edgewise/engines": 1_872,
@@ -135,7 +135,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sums below are budgets too."""
 
-SUMS = {"src/edgewise": 34_847, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_245}
+SUMS = {"src/edgewise": 34_846, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_248}
 PRODUCT_FILES = 181
 
 
