@@ -30,27 +30,27 @@ class Outgoing:
     A prefetch sends ids ahead of a consult, so that the cloud prefills them early. `ids` and
     `bytes` are sums over all messages, 0 for a model in this process. `requests` counts the
     messages that the provider bills, `repeats` those of them that were sent again after a failure.
-    `sequence` holds the ids that are asked about (prompt, answer and drafts), even if fewer are
-    sent. `request_id` names the consult in servers' logs; None until it is chosen.
+    `request_id` names the consult in servers' logs; None until it is chosen.
     """
 
     def __init__(
         self,
-        sequence: Sequence[int] = (),
-        on_send: "Callable[[Outgoing, int, bytes], None] | None" = None,
+        on_send: "Callable[[Outgoing, Sequence[int], bytes], None] | None" = None,
         max_requests: int | None = None,
     ) -> None:
         """`on_send` is called before each message leaves and may raise a `CloudError` to stop it.
 
-        It gets this object, the number of ids in the message, and the message. More than
-        `max_requests` billable requests are refused; None sets no limit.
+        It gets this object, the ids in the message, and the message. More than `max_requests`
+        billable requests are refused; None sets no limit.
         """
         self.ids = self.bytes = self.requests = self.repeats = 0
-        self.sequence, self.max_requests, self._on_send = sequence, max_requests, on_send
+        self.max_requests, self._on_send = max_requests, on_send
         self.request_id: str | None = None
 
-    def add(self, ids: int, message: bytes, *, billable: bool = True, again: bool = False) -> None:
-        """Count a message with `ids` token ids, which is about to be handed to a connection.
+    def add(
+        self, ids: Sequence[int], message: bytes, *, billable: bool = True, again: bool = False
+    ) -> None:
+        """Count a message that is about to be handed to a connection; `ids` are all ids in it.
 
         `billable`: it asks about the whole sequence, so the provider bills it. `again`: it was sent
         before. Raises a `CloudError`, and counts nothing, if it must not be sent: because of a
@@ -60,7 +60,7 @@ class Outgoing:
             raise CloudUnavailable("Another attempt could cost more than the limit.")
         if self._on_send is not None:
             self._on_send(self, ids, message)
-        self.ids += ids
+        self.ids += len(ids)
         self.bytes += len(message)
         self.requests += billable
         self.repeats += billable and again
@@ -70,8 +70,8 @@ class Outgoing:
         self.requests -= 1
 
 
-Recorder = Callable[[Sequence[int]], Outgoing]
-"""A function that returns the `Outgoing` to count what is sent about a sequence of token ids."""
+Recorder = Callable[[], Outgoing]
+"""A function that returns the `Outgoing` to count what is sent of a sequence of token ids."""
 
 
 def metered(so_far: _Number | None, more: _Number | None) -> _Number | None:
@@ -165,6 +165,19 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
         _require(holds, "verification", "an id likelier than the likeliest")
         # Some engines count the prompt once for each draft.
         self._check_meter(prompt * max(1, verify))
+
+    def require_defined(self, name: str, defines: Callable[[int], bool]) -> None:
+        """Raise `CloudProtocolError` if the edge vocabulary does not define an id of a token.
+
+        `name` is the cloud model's; `defines(id)` says whether the id stands for anything.
+        """
+        for token in (*self.ids, *(one.id for one in self.verified)):
+            if not defines(token):
+                raise CloudProtocolError(
+                    f"{name!r} returned id {token}, which the edge vocabulary does not define",
+                    hint="choose two models of one family, or name its own tokenizer",
+                    setting="cloud_tokenizer",
+                )
 
     def _check_meter(self, prompt: int) -> None:
         for name, count, most in (

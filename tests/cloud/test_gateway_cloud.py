@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from edgewise.cloud import gateway_link
 from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.gateway import MOST_IDLE, PREFETCHED, GatewayCloud
+from edgewise.completion import Outgoing
 from edgewise.errors import (
     CloudError,
     CloudProtocolError,
@@ -294,6 +295,16 @@ def test_an_answer_that_comes_too_late_harms_nobody(made: FakeGateway, cloud: Ga
     given_up.cancel()
     assert session.ask(ConsultRequest(IDS, 2, PATIENCE)).result().ids == (97, 97)
     assert cancelled.wait(PATIENCE)
+
+
+def test_a_consult_that_the_link_repeats_counts_twice(fake: Fake) -> None:
+    """Also where a word may take several requests: the first of the next is no repetition."""
+    sent = Outgoing()
+    with closing(GatewayCloud(fake(saying("hang up", reply)).url)) as cloud:
+        session = cloud.open(PROMPT)
+        for counted in ((2, 1), (3, 1)):
+            session.ask(ConsultRequest(IDS, 1, PATIENCE, sent=sent)).result()
+            assert (sent.requests, sent.repeats) == counted
 
 
 def test_conversations_leave_others_their_sessions(made: FakeGateway, cloud: GatewayCloud) -> None:

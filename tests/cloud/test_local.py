@@ -6,7 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from typing import Any
 
+import numpy as np
 import pytest
 
 from edgewise.cloud.adapter.ids import Adapter
@@ -14,13 +16,13 @@ from edgewise.cloud.base import ConsultRequest
 from edgewise.cloud.local import LocalCloud, LocalSession
 from edgewise.completion import Completion
 from edgewise.edge.base import EdgeAbilities, Floats
-from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable, ModelError
-from edgewise.events import Pending
+from edgewise.errors import CloudError, CloudTimeout, CloudUnavailable, ModelError, UsageError
+from edgewise.events import Consult, Pending, Token
 from edgewise.loop.decoder import Decoder
 from edgewise.loop.policy import Policy
 from edgewise.prompts import Prompt
 from edgewise.routers.untrained import Constant
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, replying
+from edgewise.testing.scripted_edge import SIZE, ByteTokenizer, ScriptedEdge, noise, replying
 from tests.gateway.processes import until
 
 IDS = list(b"sky: ")
@@ -57,6 +59,43 @@ def cloud(model: ScriptedEdge, script: Held) -> Iterator[LocalCloud]:
     with closing(LocalCloud(model)) as made:
         yield made
         script.let.set()
+
+
+class Padded(ByteTokenizer):
+    """As models of one family are: the largest has more ids that stand for nothing."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def piece(self, token: int) -> bytes:
+        if token >= self.size:
+            raise UsageError(f"no id {token}")
+        return super().piece(token) if token < SIZE else b""
+
+
+@pytest.mark.parametrize("verify", ["off", "on"])
+@pytest.mark.parametrize("padding", [SIZE, SIZE + 1])
+def test_an_id_that_the_edge_does_not_define_fails_the_consult(padding: int, verify: Any) -> None:
+    def script(ids: Sequence[int]) -> Floats:
+        likely = {97: 1.0, SIZE + 1: 0.5} | {padding: 5.0 * (len(ids) % 5 == 4)}
+        return np.array([likely.get(token, -10.0) for token in range(SIZE + 2)], np.float32)
+
+    def alone(ids: Sequence[int]) -> Floats:
+        return np.append(noise()(ids), np.float32(-20.0))
+
+    edge = ScriptedEdge(alone, tokenizer=Padded(SIZE + 1))
+    with closing(LocalCloud(ScriptedEdge(script, tokenizer=Padded(SIZE + 2)))) as cloud:
+        cloud.check_vocabulary(edge.tokenizer)
+        policy = Policy(threshold=0.0, span=1, verify=verify)
+        decoder = Decoder(edge, router=Constant(1.0), policy=policy, cloud=cloud)
+        with decoder.stream(IDS, max_tokens=12) as stream:
+            events = list(stream)
+    outcomes = {event.outcome for event in events if isinstance(event, Consult)}
+    tokens = [event for event in events if isinstance(event, Token)]
+    assert outcomes == {"answered", "protocol"}
+    assert len(tokens) == 12
+    assert all(one.id <= SIZE for token in tokens for one in token.cloud or ())
 
 
 def busy(cloud: LocalCloud, script: Held) -> "Future[Completion]":

@@ -71,7 +71,7 @@ def test_answers_at_once_mix_nothing(tmp_path: Path) -> None:
     def answered(number: int) -> SentAnswer:
         answer = records[number % 2].answer(Prompt((number,)), "http://h", ByteTokenizer())
         for _ in range(20):
-            answer.consult([number]).add(1, message)
+            answer.consult().add([number], message)
         return answer
 
     with ThreadPoolExecutor(4) as threads:
@@ -89,6 +89,6 @@ def test_a_message_that_was_cut_off_takes_no_other_with_it(tmp_path: Path) -> No
     path = tmp_path / "payloads.jsonl"
     path.write_bytes(b'{"at": 1.0, "conv')
     record = SentRecord(payloads=PayloadsFile(path))
-    record.answer(Prompt((1,)), "http://h", ByteTokenizer()).consult([1]).add(1, b"{}")
+    record.answer(Prompt((1,)), "http://h", ByteTokenizer()).consult().add([1], b"{}")
     _, last = path.read_bytes().splitlines()
     assert json.loads(last)["body"] == "{}"

@@ -4,6 +4,7 @@ import base64
 import errno
 import os
 import random
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -33,7 +35,7 @@ from edgewise.pair import open_pair
 from edgewise.prompts import Message, prompt_of
 from edgewise.routers.untrained import Random
 from edgewise.settings import Settings
-from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise
+from edgewise.testing.scripted_edge import ByteTokenizer, ScriptedEdge, noise, replying
 from tests.cloud.recording import Recorder, ids_of, recording
 from tests.doubles.completing import completing
 from tests.doubles.engine_dialects import DIALECTS, Dialect
@@ -224,6 +226,29 @@ def test_the_record_of_text_is_what_crossed(dialect: str, how: Any, tmp_path: Pa
         bodies = sorted(one["body"].encode() for one in payloads)
         assert bodies == sorted(recorder.messages)
         assert {(one["tokens"], one["text"]) for one in payloads} == {(0, "")}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_of_a_verification_is_told_what_left(dialect: Dialect, tmp_path: Path) -> None:
+    """From the prompt's first id on, without a draft that stayed; one in a grammar has left."""
+    path, edge = tmp_path / "sent.jsonl", ScriptedEdge(replying(" At Anna's.", prompt="Where?"))
+    with (
+        closing(ScriptedEngine(dialect=dialect)) as engine,
+        closing(open_engine(engine.url, engine=dialect)) as cloud,
+    ):
+        cloud.check_vocabulary(edge.tokenizer)
+        policy, record = Policy(verify="on", deadline=60.0), SentRecord(PayloadsFile(path))
+        decoder = Decoder(edge, router=Random(), policy=policy, cloud=cloud, record=record)
+        told = decoder.generate(list(b"Where?"), max_tokens=24).usage.sent.tokens
+    lines, left = payloads_in(path), list[list[int]]()
+    for body in (msgspec.json.decode(line["body"]) for line in lines):
+        grammar = [int(token) for token in re.findall(r"<\[(\d+)\]>", body.get("grammar", ""))]
+        drafts = grammar or [token for token, _ in body.get("logit_bias", [])]
+        left.append([*np.hstack(body.get("prompt") or body["input_ids"]).tolist(), *drafts])
+    texts = [bytes_of(edge.tokenizer, ids).decode() for ids in left]
+    assert [one["text"] for one in lines] == texts
+    assert [one["tokens"] for one in lines] == [len(ids) for ids in left]
+    assert told == sum(map(len, left))
 
 
 def test_where_nothing_is_reached_nothing_is_recorded() -> None:

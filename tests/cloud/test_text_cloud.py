@@ -80,7 +80,7 @@ class TextDouble(TextEngine):
         self.asked.append(answer)
         self.told.append(tuple(messages))
         if client.sent is not None:
-            client.sent.add(0, answer.encode())
+            client.sent.add((), answer.encode())
         if error := self.fault(len(self.asked) - 1):
             raise error
         if self.reply is not None:

@@ -9,11 +9,13 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from decimal import Decimal
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from edgewise.testing import ByteTokenizer, ScriptedCloud, ScriptedEdge, noise
 from edgewise_lab.wrapped_cloud import Flying, WrappedCloud
 from tests.doubles.scripted_engine import Edited, Misdeed, ScriptedEngine, Wire, reply_to
 from tests.doubles.wrapped_cloud import NeverOpen
+from tests.gateway.processes import until
 from tests.loop.test_speculate import agreeing
 
 PROMPT = "Q: sky? A:"
@@ -185,6 +188,19 @@ def test_an_answer_that_is_left_pays_for_what_had_left(provider: Provider) -> No
         while not provider.invoice:
             time.sleep(0.01)
     assert provider.invoice <= Decimal(str(answering.billing.savings().paid))
+
+
+def test_a_probe_that_outlives_its_answer_is_billed(provider: Provider, tmp_path: Path) -> None:
+    """It is told to come again once the bill is made."""
+    over, busy = threading.Event(), Edited(status=429, headers={"Retry-After": "0"})
+    provider.engine.fault = lambda number: busy if over.wait(60) else None
+    spent, breaker = DailyTotal(tmp_path / "spent.db"), Breaker(clock=count(0, 60).__next__)
+    breaker.failed(silent=True)
+    answering = decoder(provider.cloud, Limits(False, None, Decimal(9)), spent, breaker)
+    assert answering.generate(IDS, max_tokens=1).tokens[0].reason == "circuit_open"
+    over.set()
+    until(lambda: breaker.allow() == "probe")
+    assert 0 < provider.invoice <= spent_on(spent, today())
 
 
 def test_a_pause_books_nothing_for_the_day(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def wrote(n: int, **meter: int | None) -> Completion:
 
 def reached() -> Outgoing:
     sent = Outgoing()
-    sent.add(1, b"{}")
+    sent.add([1], b"{}")
     return sent
 
 
@@ -248,7 +248,7 @@ def test_a_word_may_take_several_requests() -> None:
     # 4 x 100 + 8 x (1 + 2 + 3) prompt tokens and 32 written: 1,152 millionths.
     assert not meter.admits([1] * 100, 1)
     sent = reached()
-    sent.add(1, b"{}")
+    sent.add([1], b"{}")
     completion = wrote(2, prompt=308, cached=150, written=16)
     meter.sent([1] * 100, 1, sent, answered(completion))
     found = meter.report([1] * 110)
@@ -258,12 +258,12 @@ def test_a_word_may_take_several_requests() -> None:
 
     # A request that is repeated is no shorter prompt.
     meter, sent = metering(100, cloud=Words(noise())), reached()
-    sent.add(1, b"{}", again=True)
+    sent.add([1], b"{}", again=True)
     meter.sent([1] * 100, 1, sent, answered(wrote(1, prompt=154, cached=0, written=8)))
     assert meter.report([1] * 100).alone == PRICE.of(BilledTokens(input=154))
     # A word that fails is billed for the requests that left.
     meter, sent = metering(100, cloud=Words(noise())), reached()
-    sent.add(1, b"{}")
+    sent.add([1], b"{}")
     meter.sent([1] * 100, 1, sent, unanswered(CloudTimeout("late")))
     assert meter.report([1] * 100).billed == BilledTokens(input=208, output=16, estimated=True)
 

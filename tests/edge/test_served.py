@@ -21,8 +21,9 @@ from edgewise.edge.served import dialect, server
 from edgewise.edge.served import session as sessions
 from edgewise.edge.served.model import ServedEdge, open_server
 from edgewise.edge.served.session import AHEAD
-from edgewise.edge.vocabulary import bytes_of
-from edgewise.errors import EdgeError, EdgewiseError, ModelError, UsageError
+from edgewise.edge.vocabulary import bytes_of, fingerprint
+from edgewise.errors import EdgeError, EdgewiseError, ModelError, RouterMismatch, UsageError
+from edgewise.routers.card import RouterCard
 from edgewise.routers.untrained import Constant
 from edgewise.sampling import Sampling
 from edgewise.testing.scripted_cloud import ScriptedCloud
@@ -300,6 +301,16 @@ def test_what_a_server_is_asked_is_recorded_first(anyone: LlamaEdge, tmp_path: P
         with pytest.raises(EdgeError):
             pair.ask("Tell me about silver.")
         assert anyone.requests == []
+
+
+def test_a_router_that_reads_logits_is_refused(opened: Opened, anyone: LlamaEdge) -> None:
+    """LogTokU is about their height, and a server tells probabilities alone."""
+    edge = opened(anyone)
+    names = {"edge_fingerprint": edge.fingerprint(), "hidden_size": edge.hidden_size}
+    names |= {"kind": "mlp", "tokenizer_fingerprint": fingerprint(edge.tokenizer)}
+    RouterCard(**names, inputs=("top_logprobs", "ranks")).require_fits(edge, Path("router"))
+    with pytest.raises(RouterMismatch):
+        RouterCard(**names, inputs=("scalars",)).require_fits(edge, Path("router"))
 
 
 def test_another_vocabulary_is_refused(opened: Opened, anyone: LlamaEdge) -> None:

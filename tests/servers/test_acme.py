@@ -51,7 +51,7 @@ class AcmeServer(IdServer, EdgeServer):
     asks = (Request("/acme"),)
 
     def complete(self, asked: Wanted) -> Request:
-        return Request("/acme/go", {"ids": asked.ids, "n": asked.n, **asked.drawn}, len(asked.ids))
+        return Request("/acme/go", {"ids": asked.ids, "n": asked.n, **asked.drawn}, asked.ids)
 
     def completed(self, data: bytes) -> Completion:
         said = decoded(data, _Said)
@@ -129,13 +129,13 @@ def test_it_is_a_cloud() -> None:
     by_ids = registry.engine_by_ids("acme", URL)
     asked = answering(by_ids, recorded([5, 6]))
     completion = asyncio.run(by_ids.complete([1, 2, 3], 2, Sampling()))
-    assert asked == [("/acme/go", {"ids": [1, 2, 3], "n": 2, "temperature": 0}, 3)]
+    assert asked == [("/acme/go", {"ids": [1, 2, 3], "n": 2, "temperature": 0}, [1, 2, 3])]
     assert (completion.ids, completion.logprobs, completion.prompt) == ((5, 6), (-0.5, -0.5), 7)
     assert (by_ids.dialect, by_ids.verifies) == ("Acme", False)
     by_text = registry.opened("acme-text", URL, model="rocket")
     asked = answering(by_text, b'{"text": " two", "done": true}')
     reply = asyncio.run(by_text.complete(TextRequest([Message("user", "Count.")], "one", 4)))
-    assert asked == [("/acme/say", {"said": ["Count."], "begun": "one", "n": 4}, 0)]
+    assert asked == [("/acme/say", {"said": ["Count."], "begun": "one", "n": 4}, ())]
     assert (reply.text, reply.ended) == (" two", True)
     assert registry.takes_text("acme-text")
 

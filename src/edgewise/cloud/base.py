@@ -61,7 +61,7 @@ class CloudSession(Protocol):
         """Send ids ahead of a consult, so that they are prefilled when it comes. Best effort.
 
         Called only if `CloudModel.prefetches` is True, before and while the edge model decodes.
-        `ids` are those of the prompt and of the answer so far; `record(ids)` returns the `Outgoing`
+        `ids` are those of the prompt and of the answer so far; `record()` returns the `Outgoing`
         that counts what is sent. Returns a future that is done once the ids are sent; None, as
         here, if nothing is.
         """

@@ -220,7 +220,7 @@ class GatewaySession:
         if not fresh or (self._sent and fresh < PREFETCHED):
             return None
         self._sent = list(ids)
-        return self._in_background(self._prefetch(self._sent, record(self._sent)))
+        return self._in_background(self._prefetch(self._sent, record()))
 
     def close(self) -> None:
         if not self._closed:

@@ -134,9 +134,10 @@ class GatewayLink:
                 hint="ask for fewer",
             )
         end, forgotten, pause = time.monotonic() + request.deadline, 0, FIRST_PAUSE
+        before = request.sent.requests
         while forgotten < TRIES:
             try:
-                reply = await self._reply(request, end)
+                reply = await self._reply(request, end, before)
             except Broken as error:
                 # Until the deadline, at which this is cancelled, or says why there is no link.
                 left = end - time.monotonic()
@@ -201,7 +202,7 @@ class GatewayLink:
     async def _opened(self, socket: ClientConnection, sent: Outgoing) -> Opened:
         opening = encode(Open(VERSION, self._tokenizer, self._session))
         try:
-            sent.add(0, opening, billable=False)
+            sent.add((), opening, billable=False)
             async with asyncio.timeout(OPEN_SECONDS):
                 await socket.send(opening)
                 message = await socket.recv()
@@ -217,7 +218,7 @@ class GatewayLink:
         await self._require_same(frame.model)
         return frame
 
-    async def _reply(self, request: ConsultRequest, end: float) -> Reply | NeedFull:
+    async def _reply(self, request: ConsultRequest, end: float, before: int) -> Reply | NeedFull:
         sent = request.sent
         async with self._sending:
             await self._connected(sent)
@@ -239,7 +240,7 @@ class GatewayLink:
             try:
                 n, verify = request.n, request.verify
                 frame = Ask(ask, position, new_ids, check, n, left, TOP, drawn, verify)
-                await self._send(frame, sent)
+                await self._send(frame, sent, again=sent.requests > before)
             except BaseException:
                 waiting.pop(ask).cancel()
                 raise
@@ -269,13 +270,13 @@ class GatewayLink:
         self._ledger.put(position, fresh)
         return position, fresh
 
-    async def _send(self, frame: FromDevice, sent: Outgoing) -> None:
+    async def _send(self, frame: FromDevice, sent: Outgoing, *, again: bool = False) -> None:
         data = encode(frame)
         socket = self._socket
         if socket is None:
             raise Broken
         billable = isinstance(frame, Ask | Prefetch)
-        sent.add(len(frame.ids) if billable else 0, data, billable=billable)
+        sent.add(frame.ids if billable else (), data, billable=billable, again=again)
         try:
             await socket.send(data)
         except (ConnectionClosed, OSError) as error:

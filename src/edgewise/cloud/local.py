@@ -46,6 +46,7 @@ class LocalCloud(CloudModel):
         self.room = threading.Semaphore(model.abilities.slots)
         """Slots of the model that are free: each session with the model takes one."""
         self.sessions: set[LocalSession] = set()
+        self._edge = model.tokenizer
         self.closed = False
         """Whether `close` was called: consults then fail, running ones at their next token."""
 
@@ -63,8 +64,14 @@ class LocalCloud(CloudModel):
                 f"The edge model and the cloud model {self.name!r} have different vocabularies",
                 hint="choose two models of one family",
             )
+        self._edge = tokenizer
         self.vocabulary_check = "all ids and the ids of fixed strings hash alike"
         return self.vocabulary_check
+
+    def defines(self, token: int) -> bool:
+        """Whether `token` stands for anything in the vocabulary that was last checked."""
+        edge = self._edge
+        return token < edge.size and (token in edge.special or edge.piece(token) != b"")
 
     def close(self) -> None:
         self.closed = True
@@ -162,7 +169,9 @@ class LocalSession(CloudSession):
         started, self._asked = time.monotonic(), asked
         try:
             self._require_time(end)
-            return self._write(request, started, end)
+            made = self._write(request, started, end)
+            made.require_defined(self._cloud.name, self._cloud.defines)
+            return made
         except CloudError:
             raise
         except ContextOverflow as error:
@@ -191,7 +200,7 @@ class LocalSession(CloudSession):
             token = request.sampling.choose(step)
             written.append(token)
             logprobs.append(step.logprob(token))
-            top.append(step.candidates(TOP))
+            top.append(tuple(c for c in step.candidates(TOP) if self._cloud.defines(c.id)))
             # A full context has no place for a token more.
             if token in self._eos_ids or session.position == self._cloud.model.context:
                 break

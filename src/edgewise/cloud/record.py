@@ -124,17 +124,17 @@ class SentAnswer:
         self._prefetches = set[futures.Future[None]]()
         self._numbers = itertools.count()
 
-    def consult(self, ids: Sequence[int], max_requests: int | None = None) -> Outgoing:
-        """Return an `Outgoing` to record what one consult sends; its `ids` are prompt and answer.
+    def consult(self, max_requests: int | None = None) -> Outgoing:
+        """Return an `Outgoing` to record what one consult sends.
 
         Its `add` raises `CloudUnavailable` for more than `max_requests` billed messages, repeated
         ones included; None sets no limit.
         """
-        return Outgoing(ids, self._recorder("consult"), max_requests)
+        return Outgoing(self._recorder("consult"), max_requests)
 
-    def prefetch(self, ids: Sequence[int]) -> Outgoing:
-        """Return an `Outgoing` to record what a prefetch of `ids` (prompt and answer) sends."""
-        return Outgoing(ids, self._recorder("prefetch"))
+    def prefetch(self) -> Outgoing:
+        """Return an `Outgoing` to record what a prefetch sends."""
+        return Outgoing(self._recorder("prefetch"))
 
     def prefetching(self, under_way: futures.Future[None]) -> None:
         """Note the future of a prefetch under way, for `counts` to wait for."""
@@ -147,15 +147,17 @@ class SentAnswer:
             futures.wait(flying, _PREFETCH_SECONDS)
         return self.sums
 
-    def _recorder(self, kind: str) -> Callable[[Outgoing, int, bytes], None]:
+    def _recorder(self, kind: str) -> Callable[[Outgoing, Sequence[int], bytes], None]:
         return partial(self._on_send, kind, next(self._numbers))
 
-    def _on_send(self, kind: str, number: int, sent: Outgoing, ids: int, message: bytes) -> None:
+    def _on_send(
+        self, kind: str, number: int, sent: Outgoing, ids: Sequence[int], message: bytes
+    ) -> None:
         """Record a message before it leaves; raise a `CloudError` if it must not. Any thread."""
         with self._record.lock:
             # First: what cannot be written does not leave, and is not counted.
             if self._record.payloads is not None:
-                self._record.payloads.write(self._payload(kind, number, sent, ids, message))
+                self._record.payloads.write(self._payload(kind, number, ids, message))
             sums, first = self.sums, sent.bytes == 0
             self.sums = replace(
                 sums,
@@ -163,14 +165,12 @@ class SentAnswer:
                 consults=sums.consults + (first and kind == "consult"),
                 prefetches=sums.prefetches + (first and kind == "prefetch"),
                 bytes=sums.bytes + len(message),
-                tokens=sums.tokens + ids,
+                tokens=sums.tokens + len(ids),
             )
 
     def _payload(
-        self, kind: str, number: int, sent: Outgoing, ids: int, message: bytes
+        self, kind: str, number: int, ids: Sequence[int], message: bytes
     ) -> dict[str, object]:
-        told = sent.sequence[len(sent.sequence) - ids :]
-        json = message[:1] == b"{"
         return {
             "at": time.time(),
             "conversation": self.conversation,
@@ -179,10 +179,10 @@ class SentAnswer:
             "kind": kind,
             "host": self.host,
             "bytes": len(message),
-            "tokens": ids,
-            "text": bytes_of(self._tokenizer, told).decode("utf-8", "replace"),
+            "tokens": len(ids),
+            "text": bytes_of(self._tokenizer, ids).decode("utf-8", "replace"),
             # Bytes are encoded in base64.
-            **({"body": message.decode()} if json else {"base64": message}),
+            **({"body": message.decode()} if message[:1] == b"{" else {"base64": message}),
         }
 
 

@@ -284,14 +284,15 @@ Rewinds = Literal["anywhere", "checkpoints", "no"]
 class EdgeAbilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an edge model's engine can do.
 
-    `hidden`: steps have hidden states. `rewinds`: which KV cache entries remain after a rollback:
-    all before the position ("anywhere"), those up to the last checkpoint before it ("checkpoints"),
-    or none ("no"); the others are computed again. `batch_logits`: one forward pass can return the
-    logits after every id in it. `text`: the engine is sent text, not ids, so that a sequence must
-    end at a whole character. `slots`: how many sessions may be open at once.
+    `hidden`: steps have hidden states. `logits`: they have logits, not logprobs alone. `rewinds`:
+    which KV cache entries remain after a rollback: all before the position ("anywhere"), those up
+    to the last checkpoint before it ("checkpoints"), or none ("no"). `batch_logits`: one forward
+    pass can return the logits after every id in it. `text`: the engine is sent text, not ids, so
+    that a sequence must end at a whole character. `slots`: how many sessions may be open at once.
     """
 
     hidden: bool = True
+    logits: bool = True
     rewinds: Rewinds = "anywhere"
     batch_logits: bool = True
     text: bool = False

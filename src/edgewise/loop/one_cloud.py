@@ -325,8 +325,6 @@ class CloudConsults:
 
     def drop(self, start: int = 0, end: float = math.inf) -> int:
         """Cancel requests with `start` <= `Flight.position` < `end`; return their number."""
-        if not self._flights:
-            return 0
         stale = [flight for at, flight in self._flights.items() if start <= at < end]
         self._drop(stale)
         return len(stale)
@@ -357,6 +355,9 @@ class CloudConsults:
             return flight
         # A probe flies on and decides on later consults.
         if ahead is None:
+            # The bill, which may be made before it lands, counts no repetition still to come.
+            if self._meter is not None:
+                flight.sent.max_requests = self.tier.cloud.requests(flight.ask)[0]
             self._forget(flight)
             self._charge(flight.ask)
         else:
@@ -394,7 +395,7 @@ class CloudConsults:
         self, ids: Sequence[int], n: int, requests: int | None = None, verify: int = 0
     ) -> Flight:
         begun, ids = time.monotonic(), list(ids)
-        sent, deadline = self.sent.consult(ids, requests), math.inf
+        sent, deadline = self.sent.consult(requests), math.inf
         # A model in this process may be slow, but it is not gone: waiting is up to the user.
         if not self.tier.cloud.here or self._policy.deadline is not None:
             deadline = self._policy.deadline_now(self.latency, first=self._first, prompt=len(ids))
@@ -478,8 +479,7 @@ def unsure(completion: Completion) -> float | None:
 
 def _is_own(flight: Flight, error: BaseException | None) -> bool:
     """Whether the cloud declined a request to write for a reason that is this request's alone."""
-    own = isinstance(error, CloudRejected) and (flight.verify > 0 or error.own)
-    return own and flight.ask > 0
+    return isinstance(error, CloudRejected) and flight.ask > 0 and (flight.verify > 0 or error.own)
 
 
 def _refusal(error: Blocked) -> Refusal:

@@ -34,7 +34,6 @@ LEAST = -12.0
 APART = 0.6
 """The greatest `distance`, in nats, at which two edge models count as builds of the same model."""
 
-
 _Part = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _SHARE = r"^(0(\.\d+)?|1|\d(\.\d+)?e-\d+)$"
 
@@ -85,15 +84,17 @@ class RouterCard(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def require_fits(self, edge: EdgeModel, where: Path) -> None:
         """Raise `RouterMismatch` unless the router in the folder `where` fits this edge model.
 
-        Tokenizer and hidden size must be those in the card; if the router reads hidden states, the
-        engine must return some. If the hash of the weights differs, the model is run: with nearly
-        the same logprobs (`behaviour`) it counts as the same model in another format, else as
-        another.
+        Tokenizer and hidden size must be those in the card; the engine must return the hidden
+        states or logits that the router reads, if any. If the hash of the weights differs, the
+        model is run: with nearly the same logprobs (`behaviour`) it counts as the same model in
+        another format, else as another.
         """
-        problem, reads = None, "hidden" in self.inputs
-        if reads and not edge.abilities.hidden:
+        problem, reads, able = None, "hidden" in self.inputs, edge.abilities
+        # LogTokU, one of the scalars, is always 1 where logprobs stand for logits.
+        if (reads and not able.hidden) or ("scalars" in self.inputs and not able.logits):
+            what = "logits" if able.hidden or not reads else "hidden states"
             raise RouterMismatch(
-                f"The router {str(where)!r} reads hidden states, and the engine of {edge.name!r} "
+                f"The router {str(where)!r} reads {what}, and the engine of {edge.name!r} "
                 "hands out none",
                 hint="choose one that reads none, such as entropy, or another build of the model",
                 setting="router",

@@ -17,7 +17,6 @@ from edgewise.routers import text
 EVIDENCE = 10
 """How many of the largest logits `logtoku` reads."""
 
-
 Reference = tuple[tuple[float, ...], ...]
 """Quantiles of the edge model's three uncertainties (entropy, 1 - p1, 1 - (p1 - p2)) on text that
 it writes by itself, ascending. A rank among them means the same for any edge model."""

@@ -36,11 +36,11 @@ GREEDY: Mapping[str, Any] = {"temperature": 0}
 
 
 class Request(NamedTuple):
-    """An HTTP request: a POST of the JSON `body` (None: a GET) with `ids` token ids in it."""
+    """An HTTP request: a POST of the JSON `body` (None: a GET); `ids` are all token ids in it."""
 
     path: str
     body: Mapping[str, Any] | None = None
-    ids: int = 0
+    ids: Sequence[int] = ()
 
     def having(self, **fields: object) -> "Request":
         """Return this request with `fields` added to its body, in place of equally named ones."""

@@ -118,7 +118,7 @@ class LlamaCppServer(IdServer, EdgeServer):
     def complete(self, asked: Wanted) -> Request:
         body = {"prompt": asked.ids, "n_predict": asked.n, "n_probs": TOP, "return_tokens": True}
         body |= {"response_fields": _FIELDS, **ordered(asked.drawn), **_named(asked.model)}
-        return Request("/completion", body, len(asked.ids))
+        return Request("/completion", body, asked.ids)
 
     def completed(self, data: bytes) -> Completion:
         reply = decoded(data, _Reply)
@@ -150,7 +150,7 @@ class LlamaCppServer(IdServer, EdgeServer):
         if first:
             rule = " ".join(f"<[{token}]>" for token in first)
             fields["grammar"] = f"root ::= {rule} <[{last}]>?"
-        return self.complete(asked._replace(ids=before, drawn=fields))
+        return self.complete(asked._replace(ids=before, drawn=fields))._replace(ids=asked.ids)
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
         return verification_of(block, self.completed(data), written=len(block))
@@ -179,7 +179,7 @@ class LlamaCppServer(IdServer, EdgeServer):
     def prefill(self, ids: Sequence[int], model: str | None) -> Request:
         """Return the request that only puts `ids` in a slot's KV cache; `slot` reads the reply."""
         body = {"prompt": ids, "n_predict": 0, "response_fields": ["timings", "id_slot"]}
-        return Request("/completion", {**body, **_named(model)}, len(ids))
+        return Request("/completion", {**body, **_named(model)}, ids)
 
     def slot(self, data: bytes) -> tuple[int, int | None]:
         """Return the number of the slot that replied, and how many prompt tokens it had cached.

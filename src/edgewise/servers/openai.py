@@ -198,7 +198,7 @@ class VllmServer(IdServer, LmStudioServer):
     def complete(self, asked: Wanted) -> Request:
         body = {"model": asked.model, "prompt": asked.ids, "max_tokens": asked.n, "logprobs": TOP}
         salt = {} if asked.salt is None else {"cache_salt": asked.salt}
-        return Request(COMPLETIONS, {**body, **_BY_IDS, **asked.drawn, **salt}, len(asked.ids))
+        return Request(COMPLETIONS, {**body, **_BY_IDS, **asked.drawn, **salt}, asked.ids)
 
     def completed(self, data: bytes) -> Completion:
         reply = decoded(data, _Reply)
@@ -219,10 +219,10 @@ class VllmServer(IdServer, LmStudioServer):
         vLLM writes one token after each prompt, and reports the logprobs of the 20 likeliest ids
         there. Each prompt has one id more than the one before, and is billed on its own.
         """
-        ids = asked.ids
-        prompts = [ids[:end] for end in range(len(ids) - asked.n, len(ids))]
+        prompts = [asked.ids[:end] for end in range(-asked.n, 0)]
         one = self.complete(asked._replace(n=1, drawn=GREEDY))
-        return one.having(prompt=prompts, logprobs=_MOST)._replace(ids=sum(map(len, prompts)))
+        sent = [token for prompt in prompts for token in prompt]
+        return one.having(prompt=prompts, logprobs=_MOST)._replace(ids=sent)
 
     def scored(self, data: bytes, block: Sequence[int]) -> Completion:
         """Return a `Completion` whose `verified` has a verdict on each of the scored ids (`block`).

@@ -72,7 +72,7 @@ def _request(asked: Wanted, parameters: dict[str, Any], **fields: object) -> Req
         fields["routing_key"] = asked.session
     if asked.salt is not None:
         fields["cache_salt"] = asked.salt
-    return Request("/generate", fields, len(asked.ids))
+    return Request("/generate", fields, asked.ids)
 
 
 def _told(

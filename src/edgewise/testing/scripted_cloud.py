@@ -78,8 +78,8 @@ class ScriptedCloudSession:
         ids, n = request.ids, request.n
         number = len(self._cloud.asks)
         self._cloud.asks.append((tuple(ids), n))
-        fresh = len(ids) - common_prefix(self._held, ids)
-        request.sent.add(fresh, bytes(ID_BYTES * fresh))
+        fresh = ids[common_prefix(self._held, ids) :]
+        request.sent.add(fresh, bytes(ID_BYTES * len(fresh)))
         self._held = held = list(ids)
         future: Future[Completion] = Future()
 

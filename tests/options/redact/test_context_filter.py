@@ -74,9 +74,12 @@ def test_what_stands_for_nothing_is_dropped() -> None:
         model, _ = adapter(replying(reply, prompt=TOLD), redact="email")
         with pytest.raises(NothingUsable):
             ask(model, "mail to")
-    # What is whole before it is kept.
-    model, _ = adapter(replying("so mail to <EMAIL_7> now", prompt=TOLD), redact="email")
-    assert bytes(ask(model, "so", 2).ids).decode() == " mail to"
+    # What is whole before it is kept, however many words were asked for.
+    for reply in ("so mail to <EMAIL_7> now", "so mail to <EMAIL"):
+        for n in (2, 3, 9):
+            model, _ = adapter(replying(reply, prompt=TOLD), redact="email")
+            completion = ask(model, "so", n)
+            assert (bytes(completion.ids).decode(), completion.stopped) == (" mail to", False)
 
 
 def answered(

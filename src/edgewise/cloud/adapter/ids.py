@@ -145,7 +145,6 @@ class AdaptedIdSession(AdaptedSession):
         assert self._session is not None
         consult.ids = ids = consult.ids or [*self._ids, *self.own.encode(consult.text)]
         sampling, sent = consult.request.sampling, consult.request.sent
-        sent.sequence = ids
         return self._session.ask(ConsultRequest(ids, consult.step, deadline, sampling, sent))
 
     def meter(self, consult: WordConsult, reply: Completion) -> Completion:

@@ -284,10 +284,8 @@ class WordConsult:
         words = kept(
             restored.text.encode(), self._held, self.request.n, ended=whole, whole=restored.whole
         )
-        if not words.complete and restored.left == "unknown":
-            raise NothingUsable("The cloud wrote an unknown placeholder.")
-        # If nothing of so much is whole, nothing will be.
-        exhausted = sum(chunk.size for chunk in chunks) >= self.most
+        # If nothing of so much is whole, nothing will be; so it is before an unknown placeholder.
+        exhausted = sum(chunk.size for chunk in chunks) >= self.most or restored.left == "unknown"
         if not words.complete and not ended and not exhausted:
             return None
         answer = self.request.ids[len(session.prompt.ids) :]
@@ -296,7 +294,8 @@ class WordConsult:
             raise CloudProtocolError("The cloud's text cannot be encoded in the edge's vocabulary.")
         completion = self._metered(ids, stopped=words.ends)
         if not ids and not words.ends:
-            raise NothingUsable(f"The cloud wrote no whole word in {completion.billed} tokens.")
+            at = " before an unknown placeholder" if restored.left == "unknown" else ""
+            raise NothingUsable(f"The cloud wrote no whole word{at} in {completion.billed} tokens.")
         eos_ids = session.edge.eos_ids or frozenset([0])
         # The limit was in words, so there is always a place for an end.
         return with_end(completion, len(ids) + 1, eos_ids)

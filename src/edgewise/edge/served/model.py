@@ -46,19 +46,19 @@ class ServedEdge(EdgeModel):
     """An edge model that a server runs; each session reads a stream of the server's tokens."""
 
     def __init__(self, dialect: Dialect, options: EdgeOptions) -> None:
-        described = dialect.described
-        if described.slots is not None and options.slots > described.slots:
+        described, kind, slots = dialect.described, dialect.kind, options.slots
+        if described.slots is not None and slots > described.slots:
             raise UsageError(
-                f"The edge server has {described.slots} slots, and {options.slots} are needed",
+                f"The edge server has {described.slots} slots, and {slots} are needed",
                 hint="start it with more",
                 setting="edge",
             )
         self._dialect, self._asked = dialect, (options.model, options.context)
-        self.name, self.build = described.name, dialect.kind.program
+        self.name, self.build = described.name, kind.program
         self.parameters, self.hidden_size = described.parameters, described.hidden_size
-        self._free = BoundedSemaphore(options.slots)
+        self._free = BoundedSemaphore(slots)
         self.abilities = EdgeAbilities(
-            hidden=False, batch_logits=False, text=dialect.kind.takes_text, slots=options.slots
+            hidden=False, logits=False, batch_logits=False, text=kind.takes_text, slots=slots
         )
         here = _on_this_disk(described.address, "edge")
         self.path = here if here is not None and here.is_file() else None

@@ -125,8 +125,7 @@ class ServedSession(EdgeSession):
         self._check_server = check
         self._trusted_until = 0.0
         """Time (`time.monotonic`) until which an ended `_connection` leads to no check."""
-        self._text, self._top = Needs.TEXT in needs, max(kind.top, top)
-        self._prompt = 0
+        self._text, self._top, self._prompt = Needs.TEXT in needs, max(kind.top, top), 0
         self._served: list[int] = []
         """The ids that were sent, and those that the stream wrote after them."""
         self._steps: dict[int, TopStep] = {}
