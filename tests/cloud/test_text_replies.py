@@ -333,6 +333,14 @@ def test_the_apis_words_are_told_whatever_form_they_have() -> None:
     all_told("chat", [(saying(said, 400), CloudRejected, told) for said, told in WORDS])
 
 
+def test_an_error_of_any_depth_is_declined() -> None:
+    """At some depth it can be read and not be written."""
+    engine = opened("chat", "http://127.0.0.1:9", model="m")
+    for depth in range(900, 1000):
+        body = b'{"a":' * depth + b"1" + b"}" * depth
+        assert isinstance(engine.declined(400, body, None), CloudRejected)
+
+
 # Bytes that nobody expects.
 
 VALID: Mapping[str, Any] = {
