@@ -371,6 +371,12 @@ def continued(dialect: str, reply: bytes) -> TextContinuation:
     return asyncio.run(engine.complete(TextRequest(MESSAGES, BEGUN, 2)))
 
 
+def test_a_reply_may_have_no_usage() -> None:
+    for dialect in ("completions", "deepseek"):
+        gone = continued(dialect, json.dumps({**VALID[dialect], "usage": None}).encode())
+        assert (gone.text, gone.prompt, gone.written) == (" four", None, None)
+
+
 @pytest.mark.parametrize("dialect", VALID)
 @given(data=st.data())
 def test_any_reply_is_a_text_within_bounds_or_a_fault(dialect: str, data: st.DataObject) -> None:
