@@ -333,6 +333,14 @@ def test_the_apis_words_are_told_whatever_form_they_have() -> None:
     all_told("chat", [(saying(said, 400), CloudRejected, told) for said, told in WORDS])
 
 
+def test_an_error_of_any_depth_is_declined() -> None:
+    """At some depth it can be read and not be written."""
+    engine = opened("chat", "http://127.0.0.1:9", model="m")
+    for depth in range(900, 1000):
+        body = b'{"a":' * depth + b"1" + b"}" * depth
+        assert isinstance(engine.declined(400, body, None), CloudRejected)
+
+
 # Bytes that nobody expects.
 
 VALID: Mapping[str, Any] = {
@@ -361,6 +369,12 @@ def continued(dialect: str, reply: bytes) -> TextContinuation:
     engine: Any = opened(dialect, "http://127.0.0.1:9", model="m", **plain)
     engine.send = said
     return asyncio.run(engine.complete(TextRequest(MESSAGES, BEGUN, 2)))
+
+
+def test_a_reply_may_have_no_usage() -> None:
+    for dialect in ("completions", "deepseek"):
+        gone = continued(dialect, json.dumps({**VALID[dialect], "usage": None}).encode())
+        assert (gone.text, gone.prompt, gone.written) == (" four", None, None)
 
 
 @pytest.mark.parametrize("dialect", VALID)

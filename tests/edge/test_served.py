@@ -685,6 +685,12 @@ def test_a_penalty_of_the_servers_own_is_off(begun: Begun, program: str, penalty
             assert {**request, **request.get("options", {})}[penalty] == 1.0
 
 
+@pytest.mark.parametrize("program", ["vLLM", "LM Studio"])
+def test_an_event_may_have_no_usage(begun: Begun, program: str) -> None:
+    with llama_edge(program=program, spoil=lambda event, number: {**event, "usage": None}) as lent:
+        assert written(begun(lent), 3) == greedy(lent, PROMPT, 3)
+
+
 @pytest.mark.parametrize("value", [10**400, -1])
 def test_a_number_that_no_model_has_is_not_believed(opened: Opened, value: int) -> None:
     for name in ("n_params", "n_embd", "n_vocab"):

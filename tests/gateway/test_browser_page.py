@@ -27,6 +27,7 @@ from tests.gateway.processes import GatewayProcess, until
 from tests.gateway.running import gateway
 
 APP, HOSTILE = "https://app.example", "https://hostile.example"
+LONG = f"bytes={'1' * 5000}-"
 MODEL = PageModel("bundled", bundled("edge"), "141b49fbc0933471", bundled("router"), 0.05)
 
 
@@ -172,7 +173,7 @@ def test_the_page_has_what_it_needs(served: Served) -> None:
         ("bytes=-4", 206, slice(-4, None)),
         ("bytes=4-99999999999", 206, slice(4, None)),
         *((f"bytes={none}", 416, slice(0, 0)) for none in ("99999999999-", "-0", "5-4")),
-        *((other, 200, slice(None)) for other in ("bytes=-", "bytes=0-1,4-5", "lines=1-2")),
+        *((other, 200, slice(None)) for other in ("bytes=-", "bytes=0-1,4-5", "lines=1-2", LONG)),
     ],
 )
 def test_a_part_of_the_model(served: Served, asked: str, status: int, part: slice) -> None:

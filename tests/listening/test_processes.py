@@ -1,5 +1,6 @@
 """Both servers as processes: floods under few open files, what they say, how they end."""
 
+import asyncio
 import contextlib
 import json
 import signal
@@ -10,6 +11,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from edgewise.cloud.registry import engine_at
 from edgewise.wire.protocol import PATH
 from tests.doubles.scripted_engine import ScriptedEngine
 from tests.gateway.processes import server
@@ -108,10 +110,16 @@ def test_a_page_cannot_use_serve() -> None:
         assert ask(Host="evil.example") == 400
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
 def test_the_other_version_of_the_internet(engine: ScriptedEngine) -> None:
-    for words in (("gateway", "--engine", engine.url), SERVE):
+    """A device finds what listens there, which refuses a request to another name."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    known = {"gateway": ("gateway", "--engine", engine.url), "edgewise": SERVE}
+    for name, words in known.items():
         with server(*words, "--host", "::1", host="[::1]") as process:
+            assert asyncio.run(engine_at(process.url)) == name
             assert process.status("/health") == 200
             assert process.status("/health", Host="evil.example") == 400
             assert process.url in process.told()

@@ -148,7 +148,8 @@ class Endpoint:
             sending.method,
             self._at(sending.request.path),
             content=sending.data,
-            headers={**self._bearer, **sending.headers},
+            # httpcore itself would name an IPv6 address without its brackets.
+            headers={"Host": self._parsed.netloc.decode(), **self._bearer, **sending.headers},
             extensions={"trace": trace},
         ) as response:
             # The server has read it: not to be sent again over another connection.
@@ -168,13 +169,13 @@ class Endpoint:
         return body
 
     def _at(self, path: str) -> httpcore2.URL:
-        scheme, host, port, target = self._place
-        return httpcore2.URL(scheme=scheme, host=host, port=port, target=target + path.encode())
+        url = self._parsed
+        target = url.raw_path.rstrip(b"/") + path.encode()
+        return httpcore2.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=target)
 
     @cached_property
-    def _place(self) -> tuple[bytes, bytes, int | None, bytes]:
-        base = httpx2.URL(self.url)
-        return base.raw_scheme, base.raw_host, base.port, base.raw_path.rstrip(b"/")
+    def _parsed(self) -> httpx2.URL:
+        return httpx2.URL(self.url)
 
     def _problem(
         self, status: int, headers: Mapping[bytes, str], body: bytes, name: str

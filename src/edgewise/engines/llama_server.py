@@ -10,9 +10,10 @@ from itertools import count
 from typing import NamedTuple
 
 from edgewise.completion import Completion, metered
-from edgewise.engines.base import NOBODY, Client
+from edgewise.engines.base import NOBODY, PROBE_SECONDS, Client
 from edgewise.engines.http import HttpEngine
-from edgewise.errors import CloudProtocolError, CloudRejected, CloudUnavailable
+from edgewise.engines.vocabulary_check import finished
+from edgewise.errors import CloudProtocolError, CloudRejected, CloudTimeout, CloudUnavailable
 from edgewise.sampling import Sampling
 from edgewise.servers.base import Request, decoded
 from edgewise.servers.llama_server import LlamaCppServer, Props
@@ -127,7 +128,13 @@ class LlamaServerEngine(HttpEngine):
         # Whether a request to a slot reuses what that slot holds or nothing, and nothing on demand.
         self._apart: bool | None = None
         self._starts = 0
-        self._probing = asyncio.Lock()
+        self._look: asyncio.Task[None] | None = None
+
+    async def close(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
+            await asyncio.gather(self._look, return_exceptions=True)
+        await super().close()
 
     async def probe(self) -> None:
         self._forget_slot_use()
@@ -216,17 +223,27 @@ class LlamaServerEngine(HttpEngine):
 
     async def _slot_use(self) -> tuple[SlotTable | None, bool]:
         """Return the slot table, if any, and whether slots keep prompts apart; probe if unknown."""
-        # Consults that come meanwhile wait, and find what the first has found.
-        async with self._probing:
-            if self.renewed:
-                # With the same model it may have other flags.
-                self._forget_slot_use()
-            while self._apart is None:
-                # Whatever was found of a server that was started anew meanwhile says nothing.
-                starts, apart = self._starts, await self._probe_slots()
-                if starts == self._starts:
-                    self._apart = apart
-            return self._slots, self._apart
+        if self.renewed and (self._look is None or self._look.done()):
+            # With the same model it may have other flags.
+            self._forget_slot_use()
+        while self._apart is None:
+            # One look for all who wait, which goes on if a deadline ends before it.
+            if self._look is None or self._look.done():
+                self._look = asyncio.create_task(self._find_slot_use())
+                self._look.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await finished(self._look)
+        return self._slots, self._apart
+
+    async def _find_slot_use(self) -> None:
+        starts = self._starts
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                apart = await self._probe_slots()
+        except TimeoutError as error:
+            raise CloudTimeout(f"{self.url!r} did not answer a check in time.") from error
+        # Whatever was found of a server that was started anew meanwhile says nothing.
+        if starts == self._starts:
+            self._apart = apart
 
     async def _probe_slots(self) -> bool:
         """Return whether slots keep prompts apart; send made-up prompts to the last slot to see."""

@@ -42,7 +42,7 @@ class VocabularyCheck:
 
         Raises a `CloudError`, or the `UsageError` by which `accept` (see `__init__`) refuses it.
         """
-        await _finished(self._start())
+        await finished(self._start())
 
     async def complete(
         self, ids: Sequence[int], n: int, sampling: Sampling, client: Client, verify: int = 0
@@ -89,7 +89,7 @@ class VocabularyCheck:
 
     async def _accepted(self, check: asyncio.Task[None]) -> None:
         try:
-            await _finished(check)
+            await finished(check)
         except UsageError as error:
             raise OtherVocabulary(error.message, hint=error.hint) from error
 
@@ -115,7 +115,7 @@ class VocabularyCheck:
         self.passed = True
 
 
-async def _finished(check: asyncio.Task[None]) -> None:
+async def finished(check: asyncio.Task[None]) -> None:
     """Wait for a check; it continues for others if this caller is cancelled."""
     try:
         await asyncio.shield(check)

@@ -66,7 +66,7 @@ SMALL = 1 << 23
 PIECE = 1 << 16
 """Bytes that are read from a file at a time."""
 
-_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)")
+_RANGE = re.compile(r"bytes=([0-9]{0,19})-([0-9]{0,19})")
 
 _ROUTER = ("config.json", "model.safetensors")
 

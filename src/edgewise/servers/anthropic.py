@@ -37,7 +37,7 @@ class _Usage(msgspec.Struct):
 class _Message(msgspec.Struct):
     content: list[_Block]
     stop_reason: str | None = None
-    usage: _Usage = msgspec.field(default_factory=_Usage)
+    usage: _Usage | None = None
 
 
 class AnthropicServer(TextServer):
@@ -76,7 +76,7 @@ class AnthropicServer(TextServer):
             raise Fault("a refusal to answer", CloudRejected)
         if not text:
             raise Fault("a reply without any text")
-        used = reply.usage
+        used = reply.usage or _Usage()
         cached = used.cache_read_input_tokens
         new = metered(used.input_tokens, used.cache_creation_input_tokens or 0)
         ended, prompt = was_ended(reply.stop_reason), metered(new, cached or 0)

@@ -97,7 +97,7 @@ class _Reply(msgspec.Struct):
     """A whole reply, or an event of a stream."""
 
     choices: list[_Choice] | None = None
-    usage: Meter = msgspec.field(default_factory=Meter)
+    usage: Meter | None = None
     error: object = None
 
 
@@ -108,7 +108,7 @@ class OpenAiReplies(TextServer):
         reply = decoded(data, _Reply)
         if reply.error is not None:
             raise Fault(f"the error {words_of(reply.error)!r}", CloudRejected)
-        choice, usage = only(reply.choices or []), reply.usage
+        choice, usage = only(reply.choices or []), reply.usage or Meter()
         if choice.message is None and choice.text is None:
             raise Fault("a choice without any text")
         ended, prompt = was_ended(choice.finish_reason), usage.prompt_tokens
@@ -181,7 +181,7 @@ class LmStudioServer(EdgeServer):
         return NextToken(text.encode(), [*tops, (text.encode(), logprob)])
 
     def metered(self, data: bytes) -> tuple[int, int | None]:
-        usage = decoded(data, _Reply).usage
+        usage = decoded(data, _Reply).usage or Meter()
         return usage.prompt_tokens or 0, uncached(usage.prompt_tokens, usage.cached)
 
 
@@ -202,7 +202,7 @@ class VllmServer(IdServer, LmStudioServer):
 
     def completed(self, data: bytes) -> Completion:
         reply = decoded(data, _Reply)
-        choice, meter = only(reply.choices or []), reply.usage
+        choice, meter = only(reply.choices or []), reply.usage or Meter()
         rows = _written(choice)
         return completion_of(
             [id_of(token) for token in rows.tokens or ()],
@@ -237,7 +237,7 @@ class VllmServer(IdServer, LmStudioServer):
         tops = [_candidates(top) for top in first]
         own = [logprob_of(token, top, _MOST) for token, top in zip(block, tops, strict=True)]
         # Of the cached ones it counts those of the last prompt alone.
-        prompt = reply.usage.prompt_tokens
+        prompt = (reply.usage or Meter()).prompt_tokens
         told = completion_of(block, own, tops, stopped=False, prompt=prompt, cached=None)
         return verification_of(block, told, written=len(block))
 

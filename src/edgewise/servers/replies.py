@@ -229,5 +229,8 @@ def words_of(said: object) -> str:
         if not isinstance(said, dict):
             break
         parts = [said.get(name) for name in ("error", "message", "detail")]
-        said = next((part for part in parts if part is not None), str(said))
-    return " ".join(str(said).split())[:_LONGEST_SAID]
+        said = next((part for part in parts if part is not None), said)
+    try:
+        return " ".join(str(said).split())[:_LONGEST_SAID]
+    except RecursionError:
+        return "an error of too many levels to show"

@@ -10,7 +10,7 @@ import socketserver
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 from hypothesis import given
@@ -148,6 +148,34 @@ async def test_a_connection_that_redis_closed_is_no_failure(redis_url: str) -> N
             assert await made.add("closed", 20_000, 1, 5)
             assert other.get("edgewise:tokens:20000:closed") == str(used).encode()
     await made.close()
+
+
+async def test_a_request_whose_reply_is_lost_counts_once(redis_url: str, name: str) -> None:
+    """Redis ran the script before the connection broke, and the client asks again."""
+    lose: list[bool] = []
+
+    async def pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with closing(sink), suppress(OSError):
+            while data := await source.read(1 << 16):
+                # The script alone has such replies.
+                if lose and data in (b":0\r\n", b":1\r\n"):
+                    lose.clear()
+                    break
+                sink.write(data)
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        replies, asked = await asyncio.open_connection(*redis_url[8:].split(":"))
+        await asyncio.gather(pump(reader, asked), pump(replies, writer))
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    made = RedisLimits(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with server:
+        with Redis.from_url(redis_url) as other:
+            for tokens, granted, used in ((5, True, b"5"), (9, False, b"5"), (-3, True, b"2")):
+                lose.append(True)
+                assert await made.add(name, 20_000, tokens, 10) is granted
+                assert (lose, other.get(f"edgewise:tokens:20000:{name}")) == ([], used)
+        await made.close()
 
 
 async def test_more_than_was_used_cannot_be_given_back(redis_url: str, name: str) -> None:

@@ -1,6 +1,7 @@
 """`RedisLimits` counts the tokens that each API key used, by an atomic script in Redis."""
 
 import contextlib
+import secrets
 from collections.abc import Generator
 from urllib.parse import urlsplit
 
@@ -14,14 +15,18 @@ ANSWER_SECONDS = 1.0
 # Exceptions, besides the client's own, for a store that is away or sends nonsense.
 _FAILURES = (OSError, TimeoutError, ValueError, TypeError, LookupError, RecursionError)
 
-# A script, since gateways share the store: no other may count between its steps.
+# A script, since gateways share the store: no other may count between its steps. A request that
+# is sent again, since its reply was lost, must not count twice: it is told what it was told before.
 _ADD_IN_REDIS = """
+local told = redis.call('GET', KEYS[2])
+if told then return tonumber(told) end
 local used = redis.call('INCRBY', KEYS[1], ARGV[1])
 if used < 0 then redis.call('SET', KEYS[1], 0) end
 redis.call('EXPIRE', KEYS[1], ARGV[4])
-if used - ARGV[1] + ARGV[2] <= tonumber(ARGV[3]) then return 1 end
-redis.call('DECRBY', KEYS[1], ARGV[1])
-return 0
+local fits = used - ARGV[1] + ARGV[2] <= tonumber(ARGV[3]) and 1 or 0
+if fits == 0 then redis.call('DECRBY', KEYS[1], ARGV[1]) end
+redis.call('SET', KEYS[2], fits, 'EX', 60)
+return fits
 """
 
 
@@ -73,9 +78,10 @@ class RedisLimits(LimitStore):
             raise
 
     async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
+        keys = [_at(name, day), f"edgewise:once:{secrets.token_hex(16)}"]
         args = [tokens, tokens or 1, most, KEPT_DAYS * 86_400]
         with self._answering():
-            reply = await self._add(keys=[_at(name, day)], args=args)
+            reply = await self._add(keys=keys, args=args)
             # A bool is 1 or 0 too, and no reply of the script.
             if type(reply) is not int or reply not in (0, 1):
                 raise ValueError(reply)
