@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from edgewise.cloud.base import CloudModel, CloudSession, ConsultRequest
 from edgewise.cloud.record import SentAnswer
 from edgewise.completion import Completion, Outgoing
-from edgewise.costs.meter import AnswerCosts
+from edgewise.costs.meter import UNLIMITED, AnswerCosts
 from edgewise.errors import (
     Blocked,
     CloudError,
@@ -356,7 +356,7 @@ class CloudConsults:
         # A probe flies on and decides on later consults.
         if ahead is None:
             # The bill, which may be made before it lands, counts no repetition still to come.
-            if self._meter is not None:
+            if self._meter is not None and flight.sent.max_requests != UNLIMITED:
                 flight.sent.max_requests = self.tier.cloud.requests(flight.ask)[0]
             self._forget(flight)
             self._charge(flight.ask)

@@ -11,6 +11,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -83,6 +84,22 @@ def redis_server(port: int, *options: str) -> Iterator["subprocess.Popen[bytes]"
             yield server
         finally:
             server.kill()
+
+
+@pytest.mark.deep
+async def test_a_cluster_counts_too(tmp_path: Path) -> None:
+    """It runs a script on keys of one slot only."""
+    require_redis()
+    port = free_port()
+    with (
+        redis_server(port, "--cluster-enabled", "yes", "--dir", str(tmp_path)),
+        Redis(port=port) as one,
+    ):
+        one.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        until(lambda: b"cluster_state:ok" in one.execute_command("CLUSTER", "INFO"))
+        made = RedisLimits(f"redis://127.0.0.1:{port}")
+        assert [await made.add("key", 20_000, 5, 9) for _ in range(2)] == [True, False]
+        await made.close()
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ function showModels() {
 /** Reads what the gateway serves, which it tells nobody without its key. Returns the reply's status, 0 without one. */
 async function askCloud() {
   const status = await cloudStatus();
-  state.refused = status === 401;
+  if (status) state.refused = status === 401;
   return status;
 }
 

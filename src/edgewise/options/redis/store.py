@@ -78,7 +78,9 @@ class RedisLimits(LimitStore):
             raise
 
     async def add(self, name: str, day: int, tokens: int, most: int = UNBOUNDED) -> bool:
-        keys = [_at(name, day), f"edgewise:once:{secrets.token_hex(16)}"]
+        key = _at(name, day)
+        # With that key as its hash tag: a cluster runs a script on keys of one slot only.
+        keys = [key, f"edgewise:tokens:once:{{{key}}}:{secrets.token_hex(16)}"]
         args = [tokens, tokens or 1, most, KEPT_DAYS * 86_400]
         with self._answering():
             reply = await self._add(keys=keys, args=args)
