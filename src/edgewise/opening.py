@@ -151,7 +151,7 @@ def require_one_cloud(settings: Settings) -> None:
 
 
 def is_trusted(settings: Settings, name: str | None = None) -> bool:
-    """Whether the setting `trust` lists the host of the URL `name` (None: the first cloud's)."""
+    """Whether the setting `trust` lists the host in the address `name` (None: the first cloud)."""
     hosts = hosts_of(settings.trust, "trust")
     at = name or cloud_address(settings)
     return hosts is not None and is_at(at if "://" in at else f"http://{at}", hosts)
